@@ -36,10 +36,11 @@ def load(
     """Load a model folder that Polyseme or `transformers` wrote, the model of a run folder, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), `WordVectors`, or an
-    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a GPU, the precision `bf16` is
-    several times faster. `task` selects one task of a model that was fine-tuned for several. `tasks` are classes of
-    tasks of your own. The recorded hashes of all files are checked; those of weights over 4 MB only with `verify`,
-    since it takes longer than loading. A loaded model is returned unchanged.
+    `ElmoModel` for ELMo's published files (the folder, or one of the two files). `device` is `cpu` or `cuda`, by
+    default a GPU if there is one; on it, the precision `bf16` is several times faster. `task` selects one task of a
+    model that was fine-tuned for several. `tasks` are classes of tasks of your own. The recorded hashes of all files
+    are checked; those of weights over 4 MB only with `verify`, since it takes longer than loading. A loaded model is
+    returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -54,13 +55,15 @@ def load(
     path = resolve_model(model)
     restore_directory(path)
     if find_elmo_files(path):
-        loaded: LanguageModel = ElmoModel.load(path, device)
+        loaded: LanguageModel = ElmoModel.load(path, device, verify)
     elif path.is_file():
-        loaded = WordVectors.load(path)
+        loaded = WordVectors.load(path, device)
     elif is_ngram(path):
         loaded = NgramLM(NgramFolder.load(path, verify))
+        if device not in (None, "cpu"):
+            raise ConfigError(f"{path} is {loaded.description}, which runs on the CPU: leave the device out")
     elif FeatureModel.is_folder(path):
-        loaded = FeatureModel.load(path, tasks=tasks, verify=verify)
+        loaded = FeatureModel.load(path, tasks=tasks, verify=verify, device=device)
         if task and "tasks" in loaded.metadata:
             loaded, task = loaded.select(task, tasks), ""
     else:
@@ -95,4 +98,4 @@ def _load_neural(
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")
         network.model.to(torch.bfloat16)
     is_table = isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig)
-    return WordVectors.from_folder(folder) if is_table and "predict" not in network.capabilities else network
+    return WordVectors.from_folder(folder, device) if is_table and "predict" not in network.capabilities else network

@@ -22,7 +22,7 @@ from polyseme.inference.embedding import EncodedSequences, embed_sequences, embe
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
-from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
+from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel, select_device
 from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
@@ -41,13 +41,13 @@ class NeuralLM(LanguageModel):
     def __init__(
         self,
         folder: ModelFolder,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         max_batch_tokens: int = 0,
         tasks: Sequence[type[TaskConfig]] = (),
     ):
         super().__init__(folder.path)
         self.folder, self.tasks = folder, tasks
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = select_device(device)
         self.model: Model = folder.model.to(self.device).eval()
         max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
         self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens, folder.pooling)

@@ -13,6 +13,7 @@ import torch
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
+from polyseme.inference.packed_model import select_device
 from polyseme.inference.results import EncodedText
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
@@ -67,25 +68,26 @@ class WordVectors(LanguageModel):
         oov_embedder: Callable[[str], np.ndarray] | None = None,
         lowercase: bool = False,
         folder: ModelFolder | None = None,
+        device: str | torch.device | None = None,
     ):
         super().__init__(path)
         self.words, self.vectors, self.oov_embedder, self.lowercase = list(words), vectors, oov_embedder, lowercase
         self.index = {word: i for i, word in enumerate(self.words)}
-        self._folder = folder
+        self._folder, self._device = folder, select_device(device)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, device: str | None = None) -> Self:
         """Load a model folder of word vectors, or a file in word2vec's text or binary format or GloVe's text format."""
         path = Path(path)
         if path.is_file():
-            return cls(*read_vectors(path), path)
+            return cls(*read_vectors(path), path, device=device)
         if not path.exists():
             raise DataError(f"there are no word vectors at {path}: neither a file nor a model folder")
-        return cls.from_folder(load_model(path))
+        return cls.from_folder(load_model(path), device)
 
     @classmethod
-    def from_folder(cls, folder: ModelFolder) -> Self:
-        """The vectors of a loaded model folder, without those of special tokens."""
+    def from_folder(cls, folder: ModelFolder, device: str | None = None) -> Self:
+        """The vectors of a loaded model folder, without those of special tokens; texts are embedded on the device."""
         if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
             family = folder.model.config.family
             raise UnsupportedError(f"{folder.path} is a {family} model: its vectors depend on the context; use `embed`")
@@ -98,10 +100,10 @@ class WordVectors(LanguageModel):
             def oov_embedder(word: str) -> np.ndarray:
                 return subwords.word_vector(word).detach().float().cpu().numpy()
 
-        device = next(folder.model.parameters()).device
-        vectors = embeddings.look_up(torch.tensor(token_ids, device=device)).detach().float().cpu().numpy()
+        rows = torch.tensor(token_ids, device=next(folder.model.parameters()).device)
+        vectors = embeddings.look_up(rows).detach().float().cpu().numpy()
         words = [tokenizer.vocabulary[i] for i in token_ids]
-        return cls(words, vectors, folder.path, oov_embedder, tokenizer.lowercase, folder)
+        return cls(words, vectors, folder.path, oov_embedder, tokenizer.lowercase, folder, device)
 
     @property
     def dim(self) -> int:
@@ -210,7 +212,8 @@ class WordVectors(LanguageModel):
     def _neural(self) -> NeuralLM:
         """The same vectors as a network, which embeds texts."""
         lowercase = self.lowercase or None
-        return NeuralLM(self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, lowercase)))
+        folder = self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, lowercase))
+        return NeuralLM(folder, self._device)
 
     def _find_normalized(self, word: str) -> np.ndarray | None:
         word_index = self.find_index(word)
