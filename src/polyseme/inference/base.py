@@ -239,7 +239,7 @@ class LanguageModel(ABC):
         2
         """
         self._require("generate")
-        config = GenerationConfig.from_options(config, options)
+        config, prefix = GenerationConfig.from_options(config, options), check_text(prefix, "prefix")
         return _map(self._guard(lambda each: generate_texts(self._text_generator, each, config, prefix)), prompts)
 
     def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
@@ -249,7 +249,7 @@ class LanguageModel(ABC):
         True
         """
         self._require("generate")
-        check_text(prompt, "prompt")
+        prompt, prefix = check_text(prompt, "prompt"), check_text(prefix, "prefix")
         return stream_text(self._text_generator, prompt, GenerationConfig.from_options(config, options), prefix)
 
     @property
