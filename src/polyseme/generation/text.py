@@ -202,6 +202,8 @@ def _split_source(generator: TextGenerator, text: str, number: int, split: Split
     if (length := longest(parts)) <= limit:
         return parts
     location, remedy = "", "split it into sentences"
+    if split is not None and not callable(split):
+        raise ConfigError(f"split is {split!r}, expected a function that returns the parts of a text")
     if split is not None:
         parts = [part.strip() for part in split(text) if part.strip()]
         if (length := longest(parts)) <= limit:

@@ -14,7 +14,7 @@ from polyseme.inference.inspection.attention import Attention
 from polyseme.inference.inspection.attribution import AttributionRequest
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
-from polyseme.text.arguments import check_list, check_text, check_texts
+from polyseme.text.arguments import check_count, check_list, check_text, check_texts
 from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
@@ -116,7 +116,7 @@ class LanguageModel(ABC):
         >>> [type(prediction.token).__name__ for prediction in mask]
         ['str', 'str']
         """
-        return _map(partial(self._implementation("fill"), top_k=top_k), texts)
+        return _map(partial(self._implementation("fill"), top_k=check_count(top_k, "top_k")), texts)
 
     @overload
     def next_sentence(self, first: str, second: str) -> float: ...  # type: ignore[overload-overlap]
@@ -181,8 +181,7 @@ class LanguageModel(ABC):
         """
         score = self._implementation("score_last_words")
         pairs = [texts] if isinstance(texts, tuple) else check_list(texts, "pair of context and word")
-        if not all(isinstance(pair, list | tuple) and list(map(type, pair)) == [str, str] for pair in pairs):
-            raise DataError("expected pairs of a context and its last word, two texts each")
+        _check_pairs(pairs, "pairs of a context and its last word")
         return score(pairs)[0] if isinstance(texts, tuple) else score(pairs)
 
     def rank_choices(
@@ -209,6 +208,9 @@ class LanguageModel(ABC):
         [True]
         """
         rank = self._implementation("rank_choices")
+        template, context = check_text(template, "template"), check_text(context, "context")
+        shots = check_list(shots, "shot")
+        _check_pairs(shots, "shots that are pairs of a text and its answer")
         if isinstance(prompts, str):
             choices = check_texts(choices, "choice")
             return rank([(format_prompt(prompts, template, shots), choices)], normalization, context)[0]
@@ -445,6 +447,11 @@ def _check_spans(texts: Sequence[str], spans: Any) -> list[tuple[int, int]]:
                 f"the span {span!r} is not a part (start, end) of a text of {len(text)} characters: {text!r}"
             )
     return [tuple(span) for span in spans]
+
+
+def _check_pairs(pairs: Sequence[Any], noun: str) -> None:
+    if not all(isinstance(pair, list | tuple) and list(map(type, pair)) == [str, str] for pair in pairs):
+        raise DataError(f"expected {noun}, two texts each")
 
 
 def _map_parallel(function: Callable[..., Any], first: Any, *others: Any) -> Any:

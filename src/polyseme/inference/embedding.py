@@ -23,7 +23,7 @@ GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
 def check_granularity(granularity: str) -> None:
     """Raise if there are no vectors of such units."""
     if granularity not in GRANULARITIES:
-        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
+        raise ConfigError(f"granularity is {granularity!r}; {suggest(granularity, GRANULARITIES)}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
+from polyseme.text.arguments import check_path
 from polyseme.weights.elmo_format import find_elmo_files
 from polyseme.weights.folder import load_model
 from polyseme.weights.onnx_folder import GRAPH_BATCH_TOKENS, is_onnx_folder, load_onnx_model
@@ -52,7 +53,7 @@ def load(
         if device or task or precision != "float32":
             raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
         return model
-    path = resolve_model(model)
+    path = resolve_model(check_path(model, "a folder, a file, the name of a bundled model, or a loaded model"))
     restore_directory(path)
     if find_elmo_files(path):
         loaded: LanguageModel = ElmoModel.load(path, device, verify)
@@ -91,6 +92,8 @@ def _load_neural(
     else:
         folder = load_model(path, verify=verify)
     if task:
+        if not isinstance(folder.metadata.get("tasks"), dict):
+            raise ConfigError(f"task is {task!r}, but {path} was not fine-tuned for several tasks: leave it out")
         folder = select_task(folder, task, tasks)
     network = NeuralLM(folder, device, GRAPH_BATCH_TOKENS if is_onnx_folder(path) else 0, tasks)
     if precision == "bf16":

@@ -19,7 +19,7 @@ from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.tasks.metrics.standard import regression_metrics
-from polyseme.text.arguments import check_text
+from polyseme.text.arguments import check_count, check_text
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
 from polyseme.word_vectors.files import read_vectors, to_model
@@ -145,7 +145,7 @@ class WordVectors(LanguageModel):
 
     def neighbors(self, word: str, top_k: int = 10) -> list[tuple[str, float]]:
         """The words with the highest cosine similarity to a word, and their similarities, without the word itself."""
-        scores = self.normalized @ self.vector(word)
+        top_k, scores = check_count(top_k, "top_k"), self.normalized @ self.vector(word)
         word_index = self.find_index(word)
         if word_index is not None:
             scores[word_index] = -np.inf
