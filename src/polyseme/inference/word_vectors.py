@@ -19,7 +19,7 @@ from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.tasks.metrics.standard import regression_metrics
-from polyseme.text.arguments import check_count, check_text
+from polyseme.text.arguments import check_count, check_path, check_text
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
 from polyseme.word_vectors.files import read_vectors, to_model
@@ -78,7 +78,7 @@ class WordVectors(LanguageModel):
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Self:
         """Load a model folder of word vectors, or a file in word2vec's text or binary format or GloVe's text format."""
-        path = Path(path)
+        path = check_path(path, "a file of word vectors, or a model folder")
         if path.is_file():
             return cls(*read_vectors(path), path, device=device)
         if not path.exists():
