@@ -15,6 +15,7 @@ from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.packed_model import select_device
 from polyseme.inference.results import EncodedText
+from polyseme.io.lines import replace_surrogates
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
@@ -224,7 +225,7 @@ class WordVectors(LanguageModel):
         return None if vector is None else vector / np.linalg.norm(vector)
 
     def _oov_vector(self, word: str) -> np.ndarray | None:
-        vector = None if self.oov_embedder is None else self.oov_embedder(word)
+        vector = None if self.oov_embedder is None else self.oov_embedder(replace_surrogates(word))
         return None if vector is None or not vector.any() else vector
 
     def _encode(self, text: str, pair: str | None) -> EncodedText:

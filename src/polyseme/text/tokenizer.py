@@ -306,8 +306,13 @@ class Tokenizer:
     def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode many texts at once, as plain text and with no Python work per token."""
         texts = check_texts([texts] if isinstance(texts, str) else texts)
-        if self._cached_encoder is not None:
-            return self._cached_encoder.encode(texts)
+        encode = self._encode_uncached if self._cached_encoder is None else self._cached_encoder.encode
+        try:
+            return encode(texts)
+        except (TypeError, UnicodeEncodeError):  # of a lone surrogate
+            return encode(list(map(replace_surrogates, texts)))
+
+    def _encode_uncached(self, texts: Sequence[str]) -> EncodedTexts:
         return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
     def build_inputs_with_special_tokens(

@@ -1,0 +1,42 @@
+"""Texts that no file holds, such as half a surrogate pair from JSON, and lists without a text."""
+
+import numpy as np
+import pytest
+
+import polyseme
+from polyseme.families import FAMILIES
+from polyseme.ngram.arpa import read_arpa
+from polyseme.ngram.model import NgramFolder
+from polyseme.weights.elmo_format import write_elmo
+
+BROKEN, MENDED = "the \ud800cat", "the \ufffdcat"
+UNIGRAMS = "\\data\\\nngram 1=5\n\n\\1-grams:\n-99\t<s>\n-1\t</s>\n-1\t<unk>\n-0.5\tthe\n-0.7\tcat\n\n\\end\\\n"
+
+
+@pytest.fixture(scope="module")
+def ngrams(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ngrams")
+    (folder / "model.arpa").write_text(UNIGRAMS)
+    NgramFolder(folder / "model", *read_arpa(folder / "model.arpa")).save(folder / "model")
+    return polyseme.load(folder / "model")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "xlnet", "elmo", "word2vec", "fasttext"])
+def test_half_a_surrogate_pair_is_embedded_as_a_replacement_character(family, tiny_folders):
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    for granularity in ("text", "word", "token"):
+        broken, mended = (model.embed(text, granularity=granularity) for text in (BROKEN, MENDED))
+        np.testing.assert_array_equal(broken, mended)
+
+
+def test_half_a_surrogate_pair_in_an_ngram_model(ngrams):
+    assert ngrams.score(BROKEN) == ngrams.score(MENDED)
+    assert ngrams.encode(BROKEN) == ngrams.encode(MENDED)
+    assert ngrams.generate(BROKEN, max_new_tokens=2) == ngrams.generate(MENDED, max_new_tokens=2)
+
+
+def test_half_a_surrogate_pair_in_a_word(tiny_folders):
+    vectors = polyseme.load(tiny_folders["fasttext"], device="cpu")
+    broken, mended = (word.split()[1] for word in (BROKEN, MENDED))
+    np.testing.assert_array_equal(vectors.vector(broken), vectors.vector(mended))
+    assert vectors.neighbors(broken, 3) == vectors.neighbors(mended, 3)
