@@ -224,7 +224,10 @@ class ElmoModel(LanguageModel):
             combined = selection.combine(list(torch.from_numpy(vectors).unbind(1)))
             parts[chunk.sentence][chunk.first_word] = combined.numpy()
         rows = [np.concatenate([part[first] for first in sorted(part)]) for part in parts]
-        return np.stack([row.mean(0) for row in rows]) if granularity == "text" and rows else rows
+        if granularity != "text":
+            return rows
+        no_vectors = selection.combine([torch.empty(0, self.encoder.layer_dims[i]) for i in indices]).numpy()
+        return np.stack([row.mean(0) for row in rows]) if rows else no_vectors
 
 
 def extract_features(
