@@ -99,3 +99,17 @@ def test_published_sets_are_read() -> None:
     assert {name: len(read_similarity_pairs(SETS / name)) for name in sizes} == sizes
     sections = read_analogy_questions(SETS / "questions-words.txt")
     assert len(sections) == 14 and sum(map(len, sections.values())) == 19544
+
+
+def test_a_changed_vector_leaves_the_table_alone() -> None:
+    vectors = WordVectors(WORDS, VECTORS)
+    before = vectors.neighbors("w0", 5), vectors.get_vector("w0").tolist()
+    for copy in (vectors.vector("w0"), vectors.get_vector("w0")):
+        copy -= copy
+    assert (vectors.neighbors("w0", 5), vectors.get_vector("w0").tolist()) == before
+
+
+@pytest.mark.parametrize("shape", [(199, 12), (200,), (200, 3, 4)])
+def test_vectors_that_do_not_belong_to_the_words(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PolysemeError, match=rf"200 words have vectors of shape \({shape[0]}.*, expected one row for"):
+        WordVectors(WORDS, np.zeros(shape))

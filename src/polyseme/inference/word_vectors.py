@@ -72,6 +72,11 @@ class WordVectors(LanguageModel):
         device: str | torch.device | None = None,
     ):
         super().__init__(path)
+        vectors = np.asarray(vectors)
+        if vectors.ndim != 2 or len(vectors) != len(words):
+            raise DataError(
+                f"{len(words):,} words have vectors of shape {vectors.shape}, expected one row for each word"
+            )
         self.words, self.vectors, self.oov_embedder, self.lowercase = list(words), vectors, oov_embedder, lowercase
         self.index = {word: i for i, word in enumerate(self.words)}
         self._folder, self._device = folder, select_device(device)
@@ -133,7 +138,7 @@ class WordVectors(LanguageModel):
         check_text(word, "word")
         word = word.lower() if self.lowercase else word
         row = self.index.get(word)
-        return self._oov_vector(word) if row is None else self.vectors[row]
+        return self._oov_vector(word) if row is None else self.vectors[row].copy()
 
     def vector(self, word: str) -> np.ndarray:
         """The vector of a word, scaled to length one; an unknown word is an error that names similar ones."""
@@ -220,7 +225,7 @@ class WordVectors(LanguageModel):
         word_index = self.find_index(word)
         if word_index is not None:
             unit: np.ndarray = self.normalized[word_index]
-            return unit
+            return unit.copy()  # the table is not the caller's to change
         vector = self._oov_vector(word.lower() if self.lowercase else word)
         return None if vector is None else vector / np.linalg.norm(vector)
 
