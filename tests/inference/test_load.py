@@ -58,3 +58,13 @@ def test_large_weights_of_elmo_are_hashed_on_request(tmp_path, monkeypatch):
     assert polyseme.load(tmp_path / "elmo").embed("the cat").shape == (4,)
     with pytest.raises(ModelError, match=r"weights\.hdf5 was changed"):
         polyseme.load(tmp_path / "elmo", verify=True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "pytorch_model.bin"])
+def test_a_file_of_a_model_is_not_the_model(folders, name):
+    path = folders["bert"] / name
+    path.touch()
+    with pytest.raises(ModelError, match=rf"{path} is a file, .*: pass the folder, {folders['bert']}$"):
+        polyseme.load(path)
+    if name.endswith(".bin"):
+        path.unlink()

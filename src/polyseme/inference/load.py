@@ -21,6 +21,7 @@ from polyseme.tasks.base import TaskConfig
 from polyseme.text.arguments import check_path
 from polyseme.weights.elmo_format import find_elmo_files
 from polyseme.weights.folder import load_model
+from polyseme.weights.formats import reject_model_file
 from polyseme.weights.onnx_folder import GRAPH_BATCH_TOKENS, is_onnx_folder, load_onnx_model
 
 PRECISIONS = ("float32", "bf16")
@@ -58,6 +59,7 @@ def load(
     if find_elmo_files(path):
         loaded: LanguageModel = ElmoModel.load(path, device, verify)
     elif path.is_file():
+        reject_model_file(path)
         loaded = WordVectors.load(path, device)
     elif is_ngram(path):
         loaded = NgramLM(NgramFolder.load(path, verify))
