@@ -77,3 +77,17 @@ def test_paths(models, path):
 def test_a_task_of_a_model_without_tasks(models):
     with pytest.raises(ConfigError, match=r"task is 'ner', but .*bert was not fine-tuned for several tasks: leave it"):
         polyseme.load(models["bert"].path, task="ner")
+
+
+def test_one_translation(models):
+    with pytest.raises(ConfigError, match="num_return_sequences is 2, which has no effect: a text has one translation"):
+        models["transformer"].translate("the cat", num_return_sequences=2)
+
+
+def test_pairs_and_spans_of_numpy(models):
+    pair, span = ("the cat sees", "the"), (4, 7)
+    (expected,) = models["gpt2"].score_last_words([pair])
+    assert models["gpt2"].score_last_words([tuple(np.array(pair))]) == [expected]
+    assert models["bert"].score("the cat", spans=tuple(np.array(span))) == models["bert"].score("the cat", spans=span)
+    with pytest.raises(PolysemeError, match=r"the span \(False, True\) is not a part"):
+        models["bert"].score("the cat", spans=(False, True))

@@ -155,3 +155,12 @@ def test_what_is_no_config(tiny_folders):
         model.generate("The", prefix=5)
     with pytest.raises(PolysemeError, match="expected a prefix, not None"):
         model.stream("The", prefix=None)
+
+
+@pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
+def test_a_stream_may_be_twice_as_long_as_its_source(family, tiny_folders):
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    (text,) = model.generate(PROMPT, max_new_tokens=0)
+    assert "".join(model.stream(PROMPT, max_new_tokens=0)) == text.text
+    with pytest.raises(ConfigError, match="without a source nothing limits the length of a text"):
+        list(polyseme.load(tiny_folders["gpt2"], device="cpu").stream(PROMPT, max_new_tokens=0))

@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -441,16 +442,21 @@ def _check_spans(texts: Sequence[str], spans: Any) -> list[tuple[int, int]]:
     if not isinstance(spans, list | tuple) or len(spans) != len(texts):
         raise DataError(f"`spans` is {str(spans)[:60]}, expected a pair (start, end) for each of {len(texts)} texts")
     for text, span in zip(texts, spans):
-        is_pair = isinstance(span, list | tuple) and len(span) == 2 and all(type(each) is int for each in span)
+        is_pair = isinstance(span, list | tuple) and len(span) == 2 and all(map(_is_index, span))
         if not is_pair or not 0 <= span[0] < span[1] <= len(text):
             raise DataError(
                 f"the span {span!r} is not a part (start, end) of a text of {len(text)} characters: {text!r}"
             )
-    return [tuple(span) for span in spans]
+    return [(int(start), int(end)) for start, end in spans]
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_pairs(pairs: Sequence[Any], noun: str) -> None:
-    if not all(isinstance(pair, list | tuple) and list(map(type, pair)) == [str, str] for pair in pairs):
+    is_pair = (isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    if not all(is_pair) or not all(isinstance(text, str) for pair in pairs for text in pair):
         raise DataError(f"expected {noun}, two texts each")
 
 
