@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.tasks.metrics.standard import regression_metrics
-from polyseme.text.arguments import check_count, check_path, check_text
+from polyseme.text.arguments import check_count, check_list, check_path, check_text
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
 from polyseme.word_vectors.files import read_vectors, to_model
@@ -50,6 +51,16 @@ class SimilarityResult(NotebookResult):
     spearman: float
     num_answerable: int
     num_pairs: int
+
+
+def _check_rows(rows: Any, types: tuple[type, ...], description: str) -> list[Any]:
+    """Return rows of values of these types; raise `DataError` for another one."""
+    checked = check_list(rows, "row")
+    for number, row in enumerate(checked, 1):
+        is_row = isinstance(row, list | tuple) and len(row) == len(types)
+        if not is_row or not all(map(isinstance, row, types)):
+            raise DataError(f"row {number} is {row!r}, expected {description}")
+    return checked
 
 
 class WordVectors(LanguageModel):
@@ -160,6 +171,7 @@ class WordVectors(LanguageModel):
 
     def evaluate_similarity(self, pairs: Sequence[tuple[str, str, float]]) -> SimilarityResult:
         """Correlate the cosine similarities of word pairs with human ratings (Spearman)."""
+        pairs = _check_rows(pairs, (str, str, Real), "two words and a number")
         rows = [(self._find_normalized(one), self._find_normalized(two), rating) for one, two, rating in pairs]
         known = [(one, two, rating) for one, two, rating in rows if one is not None and two is not None]
         if len(known) < 2:
@@ -178,9 +190,10 @@ class WordVectors(LanguageModel):
         By b − a + c (3CosAdd, Mikolov et al. 2013c), or with `cosmul` by cos(d, b) · cos(d, c) / cos(d, a) of cosines
         shifted to [0, 1] (3CosMul, Levy and Goldberg 2014, eq. 4). Questions with an unknown word are not counted.
         """
-        table = self.normalized[:max_words]
+        table = self.normalized[: check_count(max_words, "max_words")]
         results = []
-        for name, questions in sections.items():
+        for name, rows_of_words in sections.items():
+            questions = _check_rows(rows_of_words, (str,) * 4, "a question of four words")
             index_rows = [[self.find_index(word) for word in question] for question in questions]
             rows = np.array([row for row in index_rows if all(n is not None and n < len(table) for n in row)], np.int64)
             num_correct = 0
