@@ -109,10 +109,12 @@ def prepare(
     from polyseme.corpus.build.prepare import PrepareConfig
     from polyseme.corpus.build.prepare import prepare as run
     from polyseme.corpus.store import Corpus
+    from polyseme.text.arguments import check_list, check_path
 
-    source_list = [sources] if isinstance(sources, str | Path) else list(sources)
-    run(source_list, tokenizer, Path(out), override_config(PrepareConfig(), options))
-    return Corpus.open(Path(out))
+    source_list = [sources] if isinstance(sources, str | Path) else check_list(sources, "source")
+    path = check_path(out, "the folder of a new corpus")
+    run(source_list, tokenizer, path, override_config(PrepareConfig(), options))
+    return Corpus.open(path)
 
 
 def pretrain(
@@ -147,15 +149,17 @@ def pretrain(
     from polyseme.errors import ConfigError
     from polyseme.recipes.launch import launch_pretraining
     from polyseme.report.results import PretrainResult
+    from polyseme.text.arguments import check_path
 
     if not str(out):
         raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
-    corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
+    run_path = check_path(out, "a run folder")
+    corpus_path = None if corpus is None else check_path(getattr(corpus, "path", corpus), "a corpus or its folder")
     if budget not in (None, ""):
         overrides["budget"] = str(budget) if isinstance(budget, int | float) else budget
-    model_path = None if init_from is None else Path(init_from)
-    results = launch_pretraining(recipe, corpus_path, Path(out), overrides, resume, model_path, start_time)
-    return PretrainResult.from_results(Path(out), results)
+    model_path = None if init_from is None else check_path(init_from, "a model folder")
+    results = launch_pretraining(recipe, corpus_path, run_path, overrides, resume, model_path, start_time)
+    return PretrainResult.from_results(run_path, results)
 
 
 def finetune(
@@ -192,10 +196,11 @@ def finetune(
     (['accuracy'], 'model')
     """
     from polyseme.finetuning.api import finetune as run
+    from polyseme.text.arguments import check_path
 
     files = {"train": train, "dev": dev, "data": data}
-    path = None if model is None else Path(getattr(model, "path", model))
-    return run(path, task, Path(out), files, seeds, grid, options)
+    path = None if model is None else check_path(getattr(model, "path", model), "a model or its folder")
+    return run(path, task, check_path(out, "a run folder"), files, seeds, grid, options)
 
 
 def evaluate(
@@ -251,8 +256,9 @@ def predict(
     """
     from polyseme.evaluation.api import predict as run
     from polyseme.finetuning.api import read_options
+    from polyseme.text.arguments import check_path
 
-    path = None if out is None else Path(out)
+    path = None if out is None else check_path(out, "a file to write")
     return run(model, data, path, task, ensemble, truncate, read_options(options), resume)
 
 
@@ -277,12 +283,13 @@ def compare(
     ('run', 4)
     """
     from polyseme.evaluation.comparison.api import compare as run
+    from polyseme.text.arguments import check_list, check_path
 
-    path = None if out is None else Path(out)
+    path = None if out is None else check_path(out, "a folder or plot to write")
     if isinstance(runs, Mapping):
         groups = {name: [Path(folder) for folder in folders] for name, folders in runs.items()}
         return run(groups, path, num_resamples)
-    return run([runs] if isinstance(runs, str | Path) else list(runs), path, num_resamples)
+    return run([runs] if isinstance(runs, str | Path) else check_list(runs, "run"), path, num_resamples)
 
 
 def published_table(name: str, runs: str | Path | Sequence[str | Path] = ()) -> PublishedTable:
@@ -297,8 +304,10 @@ def published_table(name: str, runs: str | Path | Sequence[str | Path] = ()) -> 
     ('BERT-medium', 38.0, 'test')
     """
     from polyseme.datasets.published import published_table as find
+    from polyseme.text.arguments import check_list, check_path, check_text
 
-    table, paths = find(name), [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    run_list = [runs] if isinstance(runs, str | Path) else check_list(runs, "run")
+    table, paths = find(check_text(name, "name")), [check_path(run, "the path of a run") for run in run_list]
     if not paths:
         return table
     from polyseme.evaluation.published import add_results
@@ -322,9 +331,11 @@ def search(
     from polyseme.evaluation.search import open_texts
     from polyseme.evaluation.search import search as run
     from polyseme.inference.load import load
+    from polyseme.text.arguments import check_path, check_texts
 
-    loaded, queries = load(model), [query] if isinstance(query, str) else list(query)
-    hits = run(loaded, open_texts(texts, loaded.path), queries, top_k, None if vectors is None else Path(vectors))
+    loaded, queries = load(model), [query] if isinstance(query, str) else check_texts(query, "query")
+    file = None if vectors is None else check_path(vectors, "a file of vectors")
+    hits = run(loaded, open_texts(texts, loaded.path), queries, top_k, file)
     return hits[0] if isinstance(query, str) else hits
 
 

@@ -107,13 +107,13 @@ def convert_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
 MAX_EDITS = 3  # between a misspelled name and the name that is suggested
 
 
-def suggest(name: str, valid: Iterable[str]) -> str:
+def suggest(name: object, valid: Iterable[str]) -> str:
     """Return the end of an error message: the name that was probably meant, or else the valid names.
 
     A name is suggested if a few edits apart (at most a third of its letters), or if it contains all words of `name`
     or the reverse (`cola` and `glue/cola`), or starts with it (`acc` and `accuracy`).
     """
-    names = sorted(set(valid))
+    name, names = str(name), sorted(set(valid))
     if meant := _find_misspelled(name, names) or _find_related(name, names):
         return f"did you mean {meant!r}?"
     return f"valid: {_list_names(names)}" if names else "there is none"

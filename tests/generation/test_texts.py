@@ -1,11 +1,13 @@
 """Texts that models write: the library and the command, over every family that can."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 import polyseme
-from polyseme.errors import PolysemeError
+from polyseme.errors import ConfigError, PolysemeError
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import TextGenerator, decode_continuation
 
@@ -111,3 +113,54 @@ def test_prompts_that_cannot_be(tiny_folders):
     with pytest.raises(PolysemeError, match="can be streamed"):
         list(gpt.stream("The", GenerationConfig(4, num_beams=2)))
     assert gpt.generate([], GenerationConfig(3)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_new_tokens", 2.5, "an integer"),
+        ("max_new_tokens", True, "an integer"),
+        ("top_k", None, "an integer"),
+        ("num_beams", "4", "an integer"),
+        ("num_return_sequences", [2], "an integer"),
+        ("seed", 1.0, "an integer"),
+        ("temperature", "hot", "a number"),
+        ("temperature", None, "a number"),
+        ("top_p", b"1", "a number"),
+        ("length_penalty", None, "a number"),
+        ("do_sample", "no", "True or False"),
+        ("do_sample", 1, "True or False"),
+    ],
+)
+def test_options_of_the_wrong_type(tiny_folders, name, value, expected):
+    model = polyseme.load(tiny_folders["gpt2"], device="cpu")
+    message = re.escape(f"{name} is {value!r}, expected {expected}")
+    with pytest.raises(ConfigError, match=message):
+        model.generate("The", **{name: value})
+    with pytest.raises(ConfigError, match=message):
+        GenerationConfig(**{name: value})
+
+
+def test_numbers_of_numpy_are_options(tiny_folders):
+    model = polyseme.load(tiny_folders["gpt2"], device="cpu")
+    options = {"max_new_tokens": np.int64(3), "top_k": np.int32(5), "temperature": np.float32(0.5), "seed": np.uint8(1)}
+    assert model.generate("The", **options) == model.generate("The", max_new_tokens=3, top_k=5, temperature=0.5, seed=1)
+
+
+def test_what_is_no_config(tiny_folders):
+    model = polyseme.load(tiny_folders["gpt2"], device="cpu")
+    with pytest.raises(ConfigError, match="the config is 20, expected a GenerationConfig, or its fields as options"):
+        model.generate("The", 20)
+    with pytest.raises(PolysemeError, match="expected a prefix, not int 5"):
+        model.generate("The", prefix=5)
+    with pytest.raises(PolysemeError, match="expected a prefix, not None"):
+        model.stream("The", prefix=None)
+
+
+@pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
+def test_a_stream_may_be_twice_as_long_as_its_source(family, tiny_folders):
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    (text,) = model.generate(PROMPT, max_new_tokens=0)
+    assert "".join(model.stream(PROMPT, max_new_tokens=0)) == text.text
+    with pytest.raises(ConfigError, match="without a source nothing limits the length of a text"):
+        list(polyseme.load(tiny_folders["gpt2"], device="cpu").stream(PROMPT, max_new_tokens=0))

@@ -107,3 +107,12 @@ def test_mistakes(ours):
     with pytest.raises(PolysemeError, match="cannot rank choices"):
         ours["t5"].rank_choices("the _", ["b"])
     assert [len(gap.positions) for gap in candidate_spans(bert.tokenizer, "snake_case is _", ["cat"], 40)] == [1]
+
+
+def test_a_last_word_without_a_context(ours):
+    gpt2 = ours["gpt2"]
+    (alone,) = gpt2.score_last_words([("", "cat")])
+    assert alone.num_truncated == 0 and alone.score.log_prob == pytest.approx(gpt2.score(" cat").log_prob, abs=1e-4)
+    with pytest.raises(PolysemeError, match="alone is longer than the model reads"):
+        gpt2.score_last_words([("the", "cat" * 200)])
+    assert ours["bert"].score_last_words([("", "cat")])[0].score.num_tokens == 1

@@ -162,6 +162,8 @@ def test_lone_surrogate_is_encoded_as_the_replacement_character(tokenizer: Token
         tokenizer.encode(mended),
         tokenizer.encode("x"),
     ]
+    for ours, theirs in zip(*(tokenizer.encode_corpus(["x", text]) for text in (broken, mended))):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_special_tokens_in_a_corpus_are_plain_text(tokenizer: Tokenizer) -> None:

@@ -99,3 +99,38 @@ def test_published_sets_are_read() -> None:
     assert {name: len(read_similarity_pairs(SETS / name)) for name in sizes} == sizes
     sections = read_analogy_questions(SETS / "questions-words.txt")
     assert len(sections) == 14 and sum(map(len, sections.values())) == 19544
+
+
+def test_a_changed_vector_leaves_the_table_alone() -> None:
+    vectors = WordVectors(WORDS, VECTORS)
+    before = vectors.neighbors("w0", 5), vectors.get_vector("w0").tolist()
+    for copy in (vectors.vector("w0"), vectors.get_vector("w0")):
+        copy -= copy
+    assert (vectors.neighbors("w0", 5), vectors.get_vector("w0").tolist()) == before
+
+
+@pytest.mark.parametrize("shape", [(199, 12), (200,), (200, 3, 4)])
+def test_vectors_that_do_not_belong_to_the_words(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PolysemeError, match=rf"200 words have vectors of shape \({shape[0]}.*, expected one row for"):
+        WordVectors(WORDS, np.zeros(shape))
+
+
+@pytest.mark.parametrize("row", [("w1", "w2"), ("w1", "w2", "3"), ("w1", 2, 3.0), "w12", None])
+def test_pairs_that_are_none(row: object) -> None:
+    with pytest.raises(PolysemeError, match=r"row 2 is .*, expected two words and a number"):
+        WordVectors(WORDS, VECTORS).evaluate_similarity([("w1", "w2", 1), row])
+
+
+@pytest.mark.parametrize("row", [("w1", "w2", "w3"), ("w1", "w2", "w3", 4), "w123", None])
+def test_questions_that_are_none(row: object) -> None:
+    vectors = WordVectors(WORDS, VECTORS)
+    with pytest.raises(PolysemeError, match=r"row 1 is .*, expected a question of four words"):
+        vectors.evaluate_analogies({"all": [row]})
+    with pytest.raises(PolysemeError, match="max_words is 0, expected an integer of 1 or more"):
+        vectors.evaluate_analogies({"all": QUESTIONS}, max_words=0)
+
+
+def test_pairs_from_a_generator() -> None:
+    pairs = [("w1", "w2", 1.0), ("w3", "w4", 2.0), ("w5", "w6", 0.5)]
+    vectors = WordVectors(WORDS, VECTORS)
+    assert vectors.evaluate_similarity(iter(pairs)) == vectors.evaluate_similarity(pairs)

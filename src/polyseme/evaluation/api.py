@@ -26,6 +26,7 @@ from polyseme.report.results import EvaluationResult
 from polyseme.tasks import TASKS, load_task
 from polyseme.tasks.base import TaskConfig, require_gold
 from polyseme.tasks.readers.columns import SPEC_OPTIONS, Columns
+from polyseme.text.arguments import check_list
 from polyseme.train.loop import count_parameters
 
 
@@ -59,6 +60,7 @@ class TaskPredictor:
         """Read a split of the data set of this name, or else the file or values of the task of this name."""
         if name in DATASETS:
             return DATASETS[name].read_split(data, split, options.skip_bad, needs_labels)
+        data = data if isinstance(data, str | Path) else check_list(data, "example")
         return options.read(self._task_type(name), data, self.columns(options), needs_labels)
 
     def open(self, data: Any, name: str, options: ReadOptions) -> Source[Any]:
@@ -81,7 +83,9 @@ class TaskPredictor:
 
 def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate: bool | None = None) -> TaskPredictor:
     """Load a task model, or with `ensemble` several models or all that a run kept, whose outputs are averaged."""
-    paths = [models] if isinstance(models, str | Path | LanguageModel) else list(models)
+    paths = [models] if isinstance(models, str | Path | LanguageModel) else check_list(models, "model")
+    if not paths:
+        raise ConfigError("there is no model: pass a folder or a loaded model, or a list of them")
     if ensemble:
         paths = [p for path in paths for p in (find_models(Path(path)) if isinstance(path, str | Path) else [path])]
     if ensemble != (len(paths) > 1):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from polyseme.evaluation.text_rows import open_texts as open_file
 from polyseme.inference.base import LanguageModel
 from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
+from polyseme.text.arguments import check_list
 
 logger = logging.getLogger(__name__)
 MAX_SCORES = 1 << 23  # scores that are in memory at once
@@ -74,8 +76,8 @@ def search(
 
     `vectors` are those of the texts, written by `embed`. Without them the texts are read and embedded in windows.
     """
-    if top_k < 1:
-        raise ConfigError(f"`top_k` is {top_k}: it is the number of texts to return, at least 1")
+    if not isinstance(top_k, Integral) or top_k < 1:
+        raise ConfigError(f"`top_k` is {top_k!r}: it is the number of texts to return, at least 1")
     if not queries:
         raise DataError("there is no query to search for")
     for number, query in enumerate(queries, 1):
@@ -167,7 +169,8 @@ def open_texts(texts: Any, model: Path | None = None) -> TextFile:
     """
     if isinstance(texts, str | Path):
         return open_file(texts, model)
-    return TextFile(Source(None, lambda _: _iter_values(texts)), ["text"], "text", "")
+    values = check_list(texts)
+    return TextFile(Source(None, lambda _: _iter_values(values)), ["text"], "text", "")
 
 
 def _iter_values(texts: Iterable[Any]) -> Iterator[TextRow]:

@@ -11,7 +11,7 @@ import torch
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import pack_inputs
-from polyseme.generation.text import TextGenerator
+from polyseme.generation.text import TextGenerator, check_single_result
 from polyseme.images.regions import RegionFormat
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.image_text import ImageTextConfig
@@ -68,6 +68,7 @@ def caption_images(
     generator: TextGenerator, regions: Sequence[np.ndarray], config: GenerationConfig
 ) -> list[ImageCaption]:
     """Write a caption for each image."""
+    check_single_result(config, "an image has one caption")
     model = generator.model
     assert isinstance(model, Model)
     grid = region_format(model.config)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Self
 
 from polyseme.config import Config
@@ -12,6 +13,20 @@ from polyseme.io.limits import MAX_INTEGER, MAX_SEQUENCES, MIN_INTEGER
 
 _SAMPLING = ("temperature", "top_k", "top_p")
 _BEAM_OPTIONS = ("length_penalty", "length_offset", "patience")
+_TYPES: dict[type, tuple[type, str]] = {  # of a default: the type of other values, those of numpy too, and its name
+    bool: (bool, "True or False"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+}
+
+
+def _check_types(config_type: type[Config], values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for the value of a field that is not of the type of its default."""
+    default_types = {field.name: type(field.default) for field in dataclasses.fields(config_type)}
+    for name, value in values.items():
+        expected, description = _TYPES[default_types[name]]
+        if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
+            raise ConfigError(f"{name} is {value!r}, expected {description}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class SamplingConfig(Config):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _check_types(type(self), vars(self))
         self.check_range(0, math.inf, "temperature", "top_k")
         self.check_range(MIN_INTEGER, MAX_INTEGER, "seed")
         if not 0 < self.top_p <= 1:
@@ -65,6 +81,7 @@ class GenerationConfig(Config):
     patience: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_types(type(self), vars(self))
         self.check_range(1, math.inf, "num_return_sequences")
         self.check_range(0, math.inf, "max_new_tokens", "num_beams")
         self.check_range(0, MAX_SEQUENCES, "num_return_sequences", "num_beams")
@@ -101,10 +118,13 @@ class GenerationConfig(Config):
 
         A temperature, `top_k`, `top_p`, or several sequences without beams imply `do_sample`.
         """
+        if base is not None and not isinstance(base, cls):
+            raise ConfigError(f"the config is {base!r}, expected a {cls.__name__}, or its fields as options")
         names = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in names:
                 raise ConfigError(f"unknown generation option {name!r}; {suggest(name, names)}")
+        _check_types(cls, options)
         base = base or cls()
         num_beams = options.get("num_beams", base.num_beams)
         if base.num_beams and not num_beams:  # greedy decoding, which the defaults of a beam do not apply to

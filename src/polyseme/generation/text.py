@@ -11,7 +11,7 @@ from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families import ALL_FAMILIES, text_start_id
 from polyseme.generation.beam import BeamResult, beam_search
 from polyseme.generation.config import GenerationConfig
-from polyseme.generation.sample import generate_tokens, stream_tokens
+from polyseme.generation.sample import GeneratedToken, generate_tokens, stream_tokens
 from polyseme.generation.session import AutoregressiveModel, generation_head, is_seq2seq, max_positions
 from polyseme.nn.model import Model
 from polyseme.nn.packing import map_batches
@@ -109,13 +109,8 @@ class TextGenerator:
         If `max_new_tokens` is 0, a target may have twice the tokens of its source and 20, if the model has room.
         """
         source_lengths = [len(ids) for ids in sources or [[]] * len(prompt_ids)]
-        token_limits = [config.max_new_tokens] * len(source_lengths)
-        is_on_gpu = False
-        if isinstance(self.model, Model):
-            is_on_gpu = next(self.model.parameters()).is_cuda
-            if not config.max_new_tokens:
-                room = max_positions(self.model) - max(map(len, prompt_ids), default=0)
-                token_limits = [min(2 * size + 20, room) for size in source_lengths]
+        token_limits = self._token_limits(prompt_ids, source_lengths, config)
+        is_on_gpu = isinstance(self.model, Model) and next(self.model.parameters()).is_cuda
         rows_per_prompt = config.num_beams or config.num_return_sequences
         sizes = [
             rows_per_prompt * (len(ids) + limit + size)
@@ -129,6 +124,28 @@ class TextGenerator:
 
         max_cells = MAX_CACHE_CELLS["cuda" if is_on_gpu else "cpu"]
         return map_batches(search_batch, sizes, max_cells, "generate", "texts", len(prompt_ids) > 50)
+
+    def stream(
+        self, prompt_ids: list[int], source: list[int] | None, config: GenerationConfig
+    ) -> Iterator[list[GeneratedToken]]:
+        """Yield the tokens after one prompt as they are generated, with the end token."""
+        limits = self._token_limits([prompt_ids], [len(source or ())], config)
+        sources, special = None if source is None else [source], (self.eos_token_ids, self.suppress_tokens)
+        return stream_tokens(self.model, [prompt_ids], limits, config.sampling, sources, *special)
+
+    def _token_limits(
+        self, prompt_ids: Sequence[list[int]], source_lengths: Sequence[int], config: GenerationConfig
+    ) -> list[int]:
+        """Return the number of tokens that each prompt may get."""
+        if config.max_new_tokens or not isinstance(self.model, Model):
+            return [config.max_new_tokens] * len(source_lengths)
+        room = max_positions(self.model) - max(map(len, prompt_ids), default=0)
+        return [min(2 * size + 20, room) for size in source_lengths]
+
+    def check_length_limit(self, config: GenerationConfig) -> None:
+        """Raise `ConfigError` if nothing limits the length of a text."""
+        if not config.max_new_tokens and not self.is_seq2seq:
+            raise ConfigError("max_new_tokens is 0, and without a source nothing limits the length of a text")
 
     def _search_batch(
         self, prompt_ids: list[list[int]], sources: list[list[int]] | None, config: GenerationConfig, limits: list[int]
@@ -160,8 +177,7 @@ def generate_texts(
     generator: TextGenerator, prompts: Sequence[str], config: GenerationConfig, prefix: str = ""
 ) -> list[list[GeneratedText]]:
     """Generate texts for each prompt, which is continued or read as a source; each text starts with `prefix`."""
-    if not config.max_new_tokens and not generator.is_seq2seq:
-        raise ConfigError("max_new_tokens is 0, and without a source nothing limits the length of a text")
+    generator.check_length_limit(config)
     prompt_ids, sources = generator.encode_inputs(prompts, prefix)
     results = generator.search(prompt_ids, sources, config)
     return [
@@ -179,6 +195,7 @@ def translate_texts(
     """
     if not generator.is_seq2seq:
         raise UnsupportedError(f"{generator.path} cannot translate: it continues a text, and has no source")
+    check_single_result(config, "a text has one translation")
     parts = [_split_source(generator, text, number, split) for number, text in enumerate(texts, 1)]
     prompt_ids, sources = generator.encode_inputs([part for each in parts for part in each], "")
     beams = iter(generator.search(prompt_ids, sources, config))
@@ -189,6 +206,12 @@ def translate_texts(
         is_finished = all(h.is_finished for h in hypotheses)
         translations.append(TranslatedText(text, sum(h.score for h in hypotheses), is_finished))
     return translations
+
+
+def check_single_result(config: GenerationConfig, reason: str) -> None:
+    """Raise `ConfigError` if several texts are requested where one is returned."""
+    if config.num_return_sequences > 1:
+        raise ConfigError(f"num_return_sequences is {config.num_return_sequences}, which has no effect: {reason}")
 
 
 def _split_source(generator: TextGenerator, text: str, number: int, split: Split | None) -> list[str]:
@@ -202,6 +225,8 @@ def _split_source(generator: TextGenerator, text: str, number: int, split: Split
     if (length := longest(parts)) <= limit:
         return parts
     location, remedy = "", "split it into sentences"
+    if split is not None and not callable(split):
+        raise ConfigError(f"split is {split!r}, expected a function that returns the parts of a text")
     if split is not None:
         parts = [part.strip() for part in split(text) if part.strip()]
         if (length := longest(parts)) <= limit:
@@ -215,11 +240,10 @@ def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig,
     """Yield the text after one prompt piece by piece; an incomplete character is held back."""
     if config.num_beams or config.num_return_sequences > 1:
         raise ConfigError("a text can be streamed without num_beams, and with num_return_sequences 1")
+    generator.check_length_limit(config)
     prompt_ids, sources = generator.encode_inputs([prompt], prefix)
-    special = generator.eos_token_ids, generator.suppress_tokens
-    steps = stream_tokens(generator.model, prompt_ids, config.max_new_tokens, config.sampling, sources, *special)
     decoder = IncrementalDecoder(generator, prompt_ids[0])
-    for ((_, token, _),) in steps:
+    for ((_, token, _),) in generator.stream(prompt_ids[0], None if sources is None else sources[0], config):
         if token in generator.eos_token_ids:
             break
         if piece := decoder.push(token):

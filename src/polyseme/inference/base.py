@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,7 +15,7 @@ from polyseme.inference.inspection.attention import Attention
 from polyseme.inference.inspection.attribution import AttributionRequest
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
-from polyseme.text.arguments import check_list, check_text, check_texts
+from polyseme.text.arguments import check_count, check_list, check_text, check_texts
 from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
@@ -116,7 +117,7 @@ class LanguageModel(ABC):
         >>> [type(prediction.token).__name__ for prediction in mask]
         ['str', 'str']
         """
-        return _map(partial(self._implementation("fill"), top_k=top_k), texts)
+        return _map(partial(self._implementation("fill"), top_k=check_count(top_k, "top_k")), texts)
 
     @overload
     def next_sentence(self, first: str, second: str) -> float: ...  # type: ignore[overload-overlap]
@@ -181,8 +182,7 @@ class LanguageModel(ABC):
         """
         score = self._implementation("score_last_words")
         pairs = [texts] if isinstance(texts, tuple) else check_list(texts, "pair of context and word")
-        if not all(isinstance(pair, list | tuple) and list(map(type, pair)) == [str, str] for pair in pairs):
-            raise DataError("expected pairs of a context and its last word, two texts each")
+        _check_pairs(pairs, "pairs of a context and its last word")
         return score(pairs)[0] if isinstance(texts, tuple) else score(pairs)
 
     def rank_choices(
@@ -209,6 +209,9 @@ class LanguageModel(ABC):
         [True]
         """
         rank = self._implementation("rank_choices")
+        template, context = check_text(template, "template"), check_text(context, "context")
+        shots = check_list(shots, "shot")
+        _check_pairs(shots, "shots that are pairs of a text and its answer")
         if isinstance(prompts, str):
             choices = check_texts(choices, "choice")
             return rank([(format_prompt(prompts, template, shots), choices)], normalization, context)[0]
@@ -239,7 +242,7 @@ class LanguageModel(ABC):
         2
         """
         self._require("generate")
-        config = GenerationConfig.from_options(config, options)
+        config, prefix = GenerationConfig.from_options(config, options), check_text(prefix, "prefix")
         return _map(self._guard(lambda each: generate_texts(self._text_generator, each, config, prefix)), prompts)
 
     def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
@@ -249,7 +252,7 @@ class LanguageModel(ABC):
         True
         """
         self._require("generate")
-        check_text(prompt, "prompt")
+        prompt, prefix = check_text(prompt, "prompt"), check_text(prefix, "prefix")
         return stream_text(self._text_generator, prompt, GenerationConfig.from_options(config, options), prefix)
 
     @property
@@ -439,12 +442,22 @@ def _check_spans(texts: Sequence[str], spans: Any) -> list[tuple[int, int]]:
     if not isinstance(spans, list | tuple) or len(spans) != len(texts):
         raise DataError(f"`spans` is {str(spans)[:60]}, expected a pair (start, end) for each of {len(texts)} texts")
     for text, span in zip(texts, spans):
-        is_pair = isinstance(span, list | tuple) and len(span) == 2 and all(type(each) is int for each in span)
+        is_pair = isinstance(span, list | tuple) and len(span) == 2 and all(map(_is_index, span))
         if not is_pair or not 0 <= span[0] < span[1] <= len(text):
             raise DataError(
                 f"the span {span!r} is not a part (start, end) of a text of {len(text)} characters: {text!r}"
             )
-    return [tuple(span) for span in spans]
+    return [(int(start), int(end)) for start, end in spans]
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_pairs(pairs: Sequence[Any], noun: str) -> None:
+    is_pair = (isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    if not all(is_pair) or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise DataError(f"expected {noun}, two texts each")
 
 
 def _map_parallel(function: Callable[..., Any], first: Any, *others: Any) -> Any:

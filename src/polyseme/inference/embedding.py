@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,7 +24,7 @@ GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
 def check_granularity(granularity: str) -> None:
     """Raise if there are no vectors of such units."""
     if granularity not in GRANULARITIES:
-        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
+        raise ConfigError(f"granularity is {granularity!r}; {suggest(granularity, GRANULARITIES)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def embed_sequences(
 ) -> np.ndarray | list[np.ndarray]:
     """Compute what `embed_texts` does of encoded texts."""
     if granularity == "text":
-        vectors = np.empty((0, packed.model.trunk.config.dim), dtype=np.float32)
+        vectors = _no_vectors(packed, layers)
         for index, means in to_host_async(_iter_pooled(packed, sequences, layers)):
             vectors = vectors if len(vectors) else np.empty((len(sequences), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
@@ -87,6 +88,13 @@ def embed_sequences(
                 starts = np.flatnonzero(word_starts[i])
                 rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], starts)
     return rows
+
+
+def _no_vectors(packed: PackedModel, layers: str | int) -> np.ndarray:
+    """Return the vectors of no texts."""
+    selection, trunk = LayerSelection.parse(layers), packed.model.trunk.config
+    states = [torch.empty(0, trunk.dim) for _ in selection.indices(trunk.num_layers)]
+    return selection.combine(states).numpy()
 
 
 def iter_text_vectors(

@@ -17,7 +17,7 @@ from polyseme.corpus.store import memmap_array
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import check_granularity
-from polyseme.inference.packed_model import packed_batches
+from polyseme.inference.packed_model import packed_batches, select_device
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.io.model_path import resolve_model
 from polyseme.nn.layer_selection import LayerSelection
@@ -72,13 +72,14 @@ class FeatureEncoder:
     tokenizer: Tokenizer | None  # None if it reads the characters of words
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: Path | str, device: str | None = None, verify: bool = False) -> Self:
         """Load any model folder, or ELMo's published files; of an encoder-decoder, the encoder (CoVe)."""
-        path, device = resolve_model(path), setup_device()
+        path, default_device = resolve_model(path), setup_device()
+        model_device = default_device if device is None else select_device(device)
         if find_elmo_files(path):
-            return cls(path, read_elmo(path).to(device), None)
-        folder = load_model(path)
-        folder.model.to(device)
+            return cls(path, read_elmo(path, verify).to(model_device), None)
+        folder = load_model(path, verify=verify)
+        folder.model.to(model_device)
         if isinstance(getattr(folder.model.trunk, "embeddings", None), CharCNN):
             return cls(path, folder.model, None)
         folder.tokenizer.validate()
@@ -197,11 +198,9 @@ class ElmoModel(LanguageModel):
         self.encoder = encoder
 
     @classmethod
-    def load(cls, path: Path | str, device: str | None = None) -> Self:
+    def load(cls, path: Path | str, device: str | None = None, verify: bool = False) -> Self:
         """Load the model that a folder or one of its two files names."""
-        encoder = FeatureEncoder.load(path)
-        encoder.model.to(device or encoder.device)
-        return cls(encoder)
+        return cls(FeatureEncoder.load(path, device, verify))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -225,7 +224,10 @@ class ElmoModel(LanguageModel):
             combined = selection.combine(list(torch.from_numpy(vectors).unbind(1)))
             parts[chunk.sentence][chunk.first_word] = combined.numpy()
         rows = [np.concatenate([part[first] for first in sorted(part)]) for part in parts]
-        return np.stack([row.mean(0) for row in rows]) if granularity == "text" and rows else rows
+        if granularity != "text":
+            return rows
+        no_vectors = selection.combine([torch.empty(0, self.encoder.layer_dims[i]) for i in indices]).numpy()
+        return np.stack([row.mean(0) for row in rows]) if rows else no_vectors
 
 
 def extract_features(

@@ -142,13 +142,17 @@ class FeatureModel(LanguageModel):
         cache_dir: Path | None = None,
         tasks: Iterable[type[TaskConfig]] = (),
         verify: bool = False,
+        device: str | None = None,
     ) -> Self:
-        """Load a folder and the models that its features come from, which must not have changed."""
+        """Load a folder and the models that its features come from, which must not have changed.
+
+        `device` is that of these models.
+        """
         path = Path(path)
         check_hashes(path, with_large_weights=verify)
         content = read_json_object(path / "polyseme.json")
         config, metadata = ModelConfig.from_json(content.get("config"), "config"), content.get("metadata", {})
-        reader = _read_sources(path, metadata, cache_dir)
+        reader = _read_sources(path, metadata, cache_dir, device)
         model = config.build(0)
         try:
             state = load_file(path / "model.safetensors")
@@ -220,7 +224,7 @@ class FeatureModel(LanguageModel):
         return TaskTarget(self.model, self.task, encode, None, self.path).build(request)
 
 
-def _read_sources(path: Path, metadata: Any, cache_dir: Path | None) -> FeatureReader:
+def _read_sources(path: Path, metadata: Any, cache_dir: Path | None, device: str | None) -> FeatureReader:
     """Load the encoders and word vectors that a folder names, which must not have changed since."""
     words = read_json(path / "words.json")
     try:
@@ -233,7 +237,7 @@ def _read_sources(path: Path, metadata: Any, cache_dir: Path | None) -> FeatureR
             raise TypeError("max_len is not a number, or a word is not a string")
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not say which features it was trained over ({error})") from None
-    encoders = tuple(FeatureEncoder.load(model) for model in models)
+    encoders = tuple(FeatureEncoder.load(model, device) for model in models)
     pretrained = None if vectors_path is None else WordVectors.load(vectors_path)
     reader = FeatureReader(encoders, layers, vocabulary, cache_dir, max_len, pretrained)
     current = [*reader.provenance["sources"], reader.provenance.get("words", {})]

@@ -18,8 +18,10 @@ from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
+from polyseme.text.arguments import check_path
 from polyseme.weights.elmo_format import find_elmo_files
 from polyseme.weights.folder import load_model
+from polyseme.weights.formats import reject_model_file
 from polyseme.weights.onnx_folder import GRAPH_BATCH_TOKENS, is_onnx_folder, load_onnx_model
 
 PRECISIONS = ("float32", "bf16")
@@ -36,10 +38,11 @@ def load(
     """Load a model folder that Polyseme or `transformers` wrote, the model of a run folder, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), `WordVectors`, or an
-    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a GPU, the precision `bf16` is
-    several times faster. `task` selects one task of a model that was fine-tuned for several. `tasks` are classes of
-    tasks of your own. The recorded hashes of all files are checked; those of weights over 4 MB only with `verify`,
-    since it takes longer than loading. A loaded model is returned unchanged.
+    `ElmoModel` for ELMo's published files (the folder, or one of the two files). `device` is `cpu` or `cuda`, by
+    default a GPU if there is one; on it, the precision `bf16` is several times faster. `task` selects one task of a
+    model that was fine-tuned for several. `tasks` are classes of tasks of your own. The recorded hashes of all files
+    are checked; those of weights over 4 MB only with `verify`, since it takes longer than loading. A loaded model is
+    returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -51,16 +54,19 @@ def load(
         if device or task or precision != "float32":
             raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
         return model
-    path = resolve_model(model)
+    path = resolve_model(check_path(model, "a folder, a file, the name of a bundled model, or a loaded model"))
     restore_directory(path)
     if find_elmo_files(path):
-        loaded: LanguageModel = ElmoModel.load(path, device)
+        loaded: LanguageModel = ElmoModel.load(path, device, verify)
     elif path.is_file():
-        loaded = WordVectors.load(path)
+        reject_model_file(path)
+        loaded = WordVectors.load(path, device)
     elif is_ngram(path):
         loaded = NgramLM(NgramFolder.load(path, verify))
+        if device not in (None, "cpu"):
+            raise ConfigError(f"{path} is {loaded.description}, which runs on the CPU: leave the device out")
     elif FeatureModel.is_folder(path):
-        loaded = FeatureModel.load(path, tasks=tasks, verify=verify)
+        loaded = FeatureModel.load(path, tasks=tasks, verify=verify, device=device)
         if task and "tasks" in loaded.metadata:
             loaded, task = loaded.select(task, tasks), ""
     else:
@@ -88,6 +94,8 @@ def _load_neural(
     else:
         folder = load_model(path, verify=verify)
     if task:
+        if not isinstance(folder.metadata.get("tasks"), dict):
+            raise ConfigError(f"task is {task!r}, but {path} was not fine-tuned for several tasks: leave it out")
         folder = select_task(folder, task, tasks)
     network = NeuralLM(folder, device, GRAPH_BATCH_TOKENS if is_onnx_folder(path) else 0, tasks)
     if precision == "bf16":
@@ -95,4 +103,4 @@ def _load_neural(
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")
         network.model.to(torch.bfloat16)
     is_table = isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig)
-    return WordVectors.from_folder(folder) if is_table and "predict" not in network.capabilities else network
+    return WordVectors.from_folder(folder, device) if is_table and "predict" not in network.capabilities else network

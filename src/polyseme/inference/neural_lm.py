@@ -22,7 +22,7 @@ from polyseme.inference.embedding import EncodedSequences, embed_sequences, embe
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
-from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
+from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel, select_device
 from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
@@ -30,6 +30,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig
+from polyseme.text.arguments import check_count, check_path
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, save_model
 from polyseme.weights.pooling import TextPooling
@@ -41,13 +42,13 @@ class NeuralLM(LanguageModel):
     def __init__(
         self,
         folder: ModelFolder,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         max_batch_tokens: int = 0,
         tasks: Sequence[type[TaskConfig]] = (),
     ):
         super().__init__(folder.path)
         self.folder, self.tasks = folder, tasks
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = select_device(device)
         self.model: Model = folder.model.to(self.device).eval()
         max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
         self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens, folder.pooling)
@@ -72,7 +73,7 @@ class NeuralLM(LanguageModel):
 
     @max_batch_tokens.setter
     def max_batch_tokens(self, value: int) -> None:
-        self._packed = replace(self._packed, max_batch_tokens=value)
+        self._packed = replace(self._packed, max_batch_tokens=check_count(value, "max_batch_tokens"))
 
     def _memory_advice(self) -> str:
         limit = self.max_batch_tokens
@@ -142,7 +143,7 @@ class NeuralLM(LanguageModel):
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
     def save(self, out: str | Path, dtype: str = "float32") -> Path:
-        path, folder = Path(out), self.folder
+        path, folder = check_path(out, "a new folder"), self.folder
         if not self.model.trunk.is_differentiable:
             raise UnsupportedError(f"{self.path} is {self.description}: copy the folder")
         ensure_new_directory(path)
@@ -186,7 +187,8 @@ class NeuralLM(LanguageModel):
     @torch.inference_mode()
     def _score(self, texts: Sequence[str], pll_metric: str | None, spans: likelihood.Spans) -> list[TextScore]:
         if self.has_pll_metric or (pll_metric is not None and self.supports_pll_metric):
-            return likelihood.score_masked(self._packed, texts, pll_metric or "original", spans)
+            metric = "original" if pll_metric is None else pll_metric
+            return likelihood.score_masked(self._packed, texts, metric, spans)
         self._reject_pll_metric(pll_metric)
         if self._fills_sentinels:
             special_ids = self._text_generator.start_ids, self._text_generator.source_suffix

@@ -11,6 +11,7 @@ from polyseme.errors import TextError, UnsupportedError
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.results import EncodedText, TextScore
+from polyseme.io.lines import replace_surrogates
 from polyseme.ngram.model import NgramFolder
 from polyseme.text.tokenizer import Tokenizer
 
@@ -102,7 +103,7 @@ class NgramLM(LanguageModel):
         return stream[:-1].tolist() or [self.ngrams.vocab.bos_id]
 
     def _split(self, text: str) -> list[str]:
-        return split_sentences(text, self.folder.language)
+        return split_sentences(replace_surrogates(text), self.folder.language)
 
     def _encode_streams(self, texts: Sequence[str], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """All texts as one stream of sentences between their boundary tokens, and the length of each text in it."""

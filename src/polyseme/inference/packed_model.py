@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import TextError, TextTooLongError
+from polyseme.errors import ConfigError, TextError, TextTooLongError
 from polyseme.families import text_start_id
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
@@ -31,6 +31,20 @@ T = TypeVar("T")
 MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 2048}
 MAX_COPIES_IN_FLIGHT = 3
 ROWS_PER_SOFTMAX = 1024  # bounds the memory of [rows, vocabulary]
+
+
+def select_device(name: object = None) -> torch.device:
+    """Return the device of a name, by default a GPU if there is one; raise `ConfigError` if there is no such device."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)  # type: ignore[call-overload]
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, TypeError, ValueError, AssertionError):  # torch has no common class of such errors
+        available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        problem = f"device is {name!r}, which cannot be used on this machine"
+        raise ConfigError(f"{problem}; valid: {', '.join(available)}") from None
+    return device
 
 
 class PackedBatch(NamedTuple):

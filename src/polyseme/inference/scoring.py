@@ -36,7 +36,7 @@ def score_last_words(packed: PackedModel, texts: Sequence[tuple[str, str]]) -> l
         candidates = encode_candidates(packed, context.rstrip() + " ", [word], check_length=False)
         row, answer_start = candidates.sequences[0], candidates.answer_starts[0]
         excess = max(len(row) - 1 - packed.max_len, 0)
-        if answer_start - excess < 1 + num_bos:
+        if excess and answer_start - excess < 1 + num_bos:
             raise DataError(f"the word {word!r} alone is longer than the model reads ({packed.max_len} tokens)")
         sequences.append(np.delete(row, np.s_[num_bos : num_bos + excess]))
         answer_starts.append(answer_start - excess)

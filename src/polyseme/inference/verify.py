@@ -14,6 +14,7 @@ from polyseme.io.lock import lock_folder
 from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.report.cards.readme import is_edited
+from polyseme.text.arguments import check_path
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
 from polyseme.weights.elmo_format import find_elmo_files, read_elmo
@@ -44,7 +45,7 @@ def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
     >>> polyseme.verify("run/model").has_hashes
     True
     """
-    path = Path(folder)
+    path = check_path(folder, "a folder")
     path = path if path.exists() else resolve_model(path)
     if not path.exists():
         raise DataError(f"{path} does not exist")

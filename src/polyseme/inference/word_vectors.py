@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,12 +14,14 @@ import torch
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
+from polyseme.inference.packed_model import select_device
 from polyseme.inference.results import EncodedText
+from polyseme.io.lines import replace_surrogates
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.tasks.metrics.standard import regression_metrics
-from polyseme.text.arguments import check_text
+from polyseme.text.arguments import check_count, check_list, check_path, check_text
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
 from polyseme.word_vectors.files import read_vectors, to_model
@@ -50,6 +53,16 @@ class SimilarityResult(NotebookResult):
     num_pairs: int
 
 
+def _check_rows(rows: Any, types: tuple[type, ...], description: str) -> list[Any]:
+    """Return rows of values of these types; raise `DataError` for another one."""
+    checked = check_list(rows, "row")
+    for number, row in enumerate(checked, 1):
+        is_row = isinstance(row, list | tuple) and len(row) == len(types)
+        if not is_row or not all(map(isinstance, row, types)):
+            raise DataError(f"row {number} is {row!r}, expected {description}")
+    return checked
+
+
 class WordVectors(LanguageModel):
     """Words, most frequent first, and their vectors [words, dim].
 
@@ -67,25 +80,31 @@ class WordVectors(LanguageModel):
         oov_embedder: Callable[[str], np.ndarray] | None = None,
         lowercase: bool = False,
         folder: ModelFolder | None = None,
+        device: str | torch.device | None = None,
     ):
         super().__init__(path)
+        vectors = np.asarray(vectors)
+        if vectors.ndim != 2 or len(vectors) != len(words):
+            raise DataError(
+                f"{len(words):,} words have vectors of shape {vectors.shape}, expected one row for each word"
+            )
         self.words, self.vectors, self.oov_embedder, self.lowercase = list(words), vectors, oov_embedder, lowercase
         self.index = {word: i for i, word in enumerate(self.words)}
-        self._folder = folder
+        self._folder, self._device = folder, select_device(device)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, device: str | None = None) -> Self:
         """Load a model folder of word vectors, or a file in word2vec's text or binary format or GloVe's text format."""
-        path = Path(path)
+        path = check_path(path, "a file of word vectors, or a model folder")
         if path.is_file():
-            return cls(*read_vectors(path), path)
+            return cls(*read_vectors(path), path, device=device)
         if not path.exists():
             raise DataError(f"there are no word vectors at {path}: neither a file nor a model folder")
-        return cls.from_folder(load_model(path))
+        return cls.from_folder(load_model(path), device)
 
     @classmethod
-    def from_folder(cls, folder: ModelFolder) -> Self:
-        """The vectors of a loaded model folder, without those of special tokens."""
+    def from_folder(cls, folder: ModelFolder, device: str | None = None) -> Self:
+        """The vectors of a loaded model folder, without those of special tokens; texts are embedded on the device."""
         if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
             family = folder.model.config.family
             raise UnsupportedError(f"{folder.path} is a {family} model: its vectors depend on the context; use `embed`")
@@ -98,10 +117,10 @@ class WordVectors(LanguageModel):
             def oov_embedder(word: str) -> np.ndarray:
                 return subwords.word_vector(word).detach().float().cpu().numpy()
 
-        device = next(folder.model.parameters()).device
-        vectors = embeddings.look_up(torch.tensor(token_ids, device=device)).detach().float().cpu().numpy()
+        rows = torch.tensor(token_ids, device=next(folder.model.parameters()).device)
+        vectors = embeddings.look_up(rows).detach().float().cpu().numpy()
         words = [tokenizer.vocabulary[i] for i in token_ids]
-        return cls(words, vectors, folder.path, oov_embedder, tokenizer.lowercase, folder)
+        return cls(words, vectors, folder.path, oov_embedder, tokenizer.lowercase, folder, device)
 
     @property
     def dim(self) -> int:
@@ -130,7 +149,7 @@ class WordVectors(LanguageModel):
         check_text(word, "word")
         word = word.lower() if self.lowercase else word
         row = self.index.get(word)
-        return self._oov_vector(word) if row is None else self.vectors[row]
+        return self._oov_vector(word) if row is None else self.vectors[row].copy()
 
     def vector(self, word: str) -> np.ndarray:
         """The vector of a word, scaled to length one; an unknown word is an error that names similar ones."""
@@ -143,7 +162,7 @@ class WordVectors(LanguageModel):
 
     def neighbors(self, word: str, top_k: int = 10) -> list[tuple[str, float]]:
         """The words with the highest cosine similarity to a word, and their similarities, without the word itself."""
-        scores = self.normalized @ self.vector(word)
+        top_k, scores = check_count(top_k, "top_k"), self.normalized @ self.vector(word)
         word_index = self.find_index(word)
         if word_index is not None:
             scores[word_index] = -np.inf
@@ -152,6 +171,7 @@ class WordVectors(LanguageModel):
 
     def evaluate_similarity(self, pairs: Sequence[tuple[str, str, float]]) -> SimilarityResult:
         """Correlate the cosine similarities of word pairs with human ratings (Spearman)."""
+        pairs = _check_rows(pairs, (str, str, Real), "two words and a number")
         rows = [(self._find_normalized(one), self._find_normalized(two), rating) for one, two, rating in pairs]
         known = [(one, two, rating) for one, two, rating in rows if one is not None and two is not None]
         if len(known) < 2:
@@ -170,9 +190,10 @@ class WordVectors(LanguageModel):
         By b − a + c (3CosAdd, Mikolov et al. 2013c), or with `cosmul` by cos(d, b) · cos(d, c) / cos(d, a) of cosines
         shifted to [0, 1] (3CosMul, Levy and Goldberg 2014, eq. 4). Questions with an unknown word are not counted.
         """
-        table = self.normalized[:max_words]
+        table = self.normalized[: check_count(max_words, "max_words")]
         results = []
-        for name, questions in sections.items():
+        for name, rows_of_words in sections.items():
+            questions = _check_rows(rows_of_words, (str,) * 4, "a question of four words")
             index_rows = [[self.find_index(word) for word in question] for question in questions]
             rows = np.array([row for row in index_rows if all(n is not None and n < len(table) for n in row)], np.int64)
             num_correct = 0
@@ -210,18 +231,19 @@ class WordVectors(LanguageModel):
     def _neural(self) -> NeuralLM:
         """The same vectors as a network, which embeds texts."""
         lowercase = self.lowercase or None
-        return NeuralLM(self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, lowercase)))
+        folder = self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, lowercase))
+        return NeuralLM(folder, self._device)
 
     def _find_normalized(self, word: str) -> np.ndarray | None:
         word_index = self.find_index(word)
         if word_index is not None:
             unit: np.ndarray = self.normalized[word_index]
-            return unit
+            return unit.copy()  # the table is not the caller's to change
         vector = self._oov_vector(word.lower() if self.lowercase else word)
         return None if vector is None else vector / np.linalg.norm(vector)
 
     def _oov_vector(self, word: str) -> np.ndarray | None:
-        vector = None if self.oov_embedder is None else self.oov_embedder(word)
+        vector = None if self.oov_embedder is None else self.oov_embedder(replace_surrogates(word))
         return None if vector is None or not vector.any() else vector
 
     def _encode(self, text: str, pair: str | None) -> EncodedText:

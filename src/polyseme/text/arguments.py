@@ -1,9 +1,12 @@
-"""Checks of texts that are passed to functions: a string is one text, and a list of strings is a list of texts."""
+"""Checks of what is passed to functions: a string is one text, a list of strings a list of texts; numbers and paths."""
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError, DataError
 
 
 def check_text(value: Any, noun: str = "text") -> str:
@@ -27,6 +30,20 @@ def check_list(values: Any, noun: str = "text") -> list[Any]:
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
         raise DataError(f"expected a list of {noun}s, not {_describe(values)}")
     return list(values)
+
+
+def check_count(value: Any, name: str) -> int:
+    """Return a number of things, 1 or more, from Python or numpy; raise `ConfigError` for anything else."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} is {value!r}, expected an integer of 1 or more")
+    return int(value)
+
+
+def check_path(value: Any, noun: str) -> Path:
+    """Return the path of a file or folder; raise `ConfigError` for anything else."""
+    if not isinstance(value, str | PathLike):
+        raise ConfigError(f"expected {noun}, not {_describe(value)}")
+    return Path(value)
 
 
 def _describe(value: Any) -> str:

@@ -21,6 +21,7 @@ _OTHER_WEIGHTS: tuple[tuple[tuple[str, ...], str, str | None], ...] = (
     (("*.onnx", "onnx/*.onnx"), "an ONNX graph", None),
     (("*.gguf",), "a GGUF file", None),
 )
+_PARTS_OF_MODELS = (".safetensors", ".json", ".onnx", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".msgpack")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
@@ -39,6 +40,12 @@ def missing_folder_error(path: Path) -> ModelError:
         f"there is no model folder at {path}, and nothing is downloaded: if {name} is a model on the Hugging Face Hub, "
         f"download it yourself, e.g. with '{command}', and pass the folder {path.name}"
     )
+
+
+def reject_model_file(path: Path) -> None:
+    """Raise `ModelError` for a file that is only a part of a model, such as its weights or its config."""
+    if path.suffix in _PARTS_OF_MODELS or path.match("pytorch_model*.bin"):
+        raise ModelError(f"{path} is a file, and a model is a folder of files: pass the folder, {path.parent}")
 
 
 def missing_config_error(folder: Path) -> ModelError:

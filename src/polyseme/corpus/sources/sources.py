@@ -126,9 +126,7 @@ class SourceReader:
     files: list[SourceFile]
     skip_bad: bool = False
     skipped: SkippedInput = field(default_factory=SkippedInput)
-    skipped_files: list[str] = field(
-        default_factory=list
-    )  # empty or of unknown format, and folders that cannot be read
+    skipped_files: list[str] = field(default_factory=list)  # empty, of unknown format, or unreadable folders
     spool_dir: Any = None  # TemporaryDirectory with the copy of standard input
 
     def read(self, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, ReadResult]]:
