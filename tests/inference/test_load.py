@@ -7,6 +7,7 @@ import torch
 import polyseme
 from polyseme.errors import ConfigError, ModelError
 from polyseme.families import FAMILIES
+from polyseme.inference.feature_extraction import FeatureEncoder
 from polyseme.ngram.arpa import read_arpa
 from polyseme.ngram.model import NgramFolder
 from polyseme.weights.elmo_format import write_elmo
@@ -38,6 +39,16 @@ def test_a_device_is_used(folders, kind, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # the default would be a GPU that is not there
     for device in ("cpu", torch.device("cpu")):
         assert polyseme.load(folders[kind], device=device).embed("the cat").shape
+
+
+def test_loading_changes_no_setting_of_torch(folders):
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        FeatureEncoder.load(folders["bert"])
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(is_deterministic)
 
 
 def test_an_ngram_model_has_no_device(tmp_path):

@@ -29,7 +29,6 @@ from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
 from polyseme.tasks.encoded import encode_words
 from polyseme.tasks.readers.rows import split_words
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.loop import setup_device
 from polyseme.weights.elmo_format import find_elmo_files, read_elmo
 from polyseme.weights.folder import load_model
 
@@ -74,8 +73,9 @@ class FeatureEncoder:
     @classmethod
     def load(cls, path: Path | str, device: str | None = None, verify: bool = False) -> Self:
         """Load any model folder, or ELMo's published files; of an encoder-decoder, the encoder (CoVe)."""
-        path, default_device = resolve_model(path), setup_device()
-        model_device = default_device if device is None else select_device(device)
+        path, model_device = resolve_model(path), select_device(device)
+        if model_device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False  # float32 is exact, as in training
         if find_elmo_files(path):
             return cls(path, read_elmo(path, verify).to(model_device), None)
         folder = load_model(path, verify=verify)
