@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from polyseme.corpus.sources.midi import Note, write_notes
 from polyseme.recipes import NGRAM_RECIPES
@@ -106,6 +107,16 @@ def test_command_page_lists_every_command():
 @pytest.mark.parametrize("text", ["fil MODEL TEXT", "fill MODEL TEXT [--topk 5]", "embed MODEL --data F", "tokenizer"])
 def test_wrong_command_is_detected(text):
     assert mistakes(text)
+
+
+@pytest.mark.parametrize("group", ["", "tokenizer", "arpa", "vectors", "images"])
+def test_lists_of_commands_have_whole_summaries(group):
+    """In a terminal of 80 columns."""
+    from polyseme.cli.main import app
+
+    result = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert not [line for line in result.output.split("Commands:")[1].splitlines() if line.endswith("...")]
 
 
 def write_inputs(glue: Path) -> None:
