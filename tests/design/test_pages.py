@@ -256,6 +256,19 @@ def test_pages_name_existing_files_and_tests():
     assert not missing
 
 
+def test_pages_name_existing_tasks():
+    import polyseme
+    from polyseme.explain.probing.api import MEASUREMENTS
+    from polyseme.explain.probing.items import PROBE_TASKS
+    from polyseme.tasks import TASKS
+
+    known = {*TASKS, *polyseme.list_datasets(), *PROBE_TASKS, *MEASUREMENTS, "blimp", "minimal-pairs"}
+    for page in (README, *guides()):
+        own_names = re.findall(r"--task ([a-z]+)=", read(page))
+        named = re.findall(r"--task (?:[a-z]+=)?([a-z][\w/.,-]*\w)(?![\w/])", read(page))
+        assert not {name for names in named for name in names.split(",")} - known - {*own_names}, page.name
+
+
 def test_links_between_pages_resolve():
     broken = []
     for page in PAGES:
