@@ -39,8 +39,7 @@ def translate(
 ) -> None:
     """Translate each text by beam search.
 
-    By default as in Attention Is All You Need: 4 beams, length penalty 0.6. With references, compute BLEU and chrF
-    with sacrebleu.
+    By default, 4 beams and length penalty 0.6 (Vaswani et al. 2017). References add BLEU and chrF, by sacrebleu.
     """
     import polyseme
     from polyseme.corpus.clean.sentences import split_sentences
