@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from polyseme.corpus.sources.midi import Note, write_notes
 from polyseme.recipes import NGRAM_RECIPES
@@ -106,6 +107,16 @@ def test_command_page_lists_every_command():
 @pytest.mark.parametrize("text", ["fil MODEL TEXT", "fill MODEL TEXT [--topk 5]", "embed MODEL --data F", "tokenizer"])
 def test_wrong_command_is_detected(text):
     assert mistakes(text)
+
+
+@pytest.mark.parametrize("group", ["", "tokenizer", "arpa", "vectors", "images"])
+def test_lists_of_commands_have_whole_summaries(group):
+    """In a terminal of 80 columns."""
+    from polyseme.cli.main import app
+
+    result = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert not [line for line in result.output.split("Commands:")[1].splitlines() if line.endswith("...")]
 
 
 def write_inputs(glue: Path) -> None:
@@ -243,6 +254,19 @@ def test_pages_name_existing_files_and_tests():
         missing += [f"{page.name}: {path}" for path in paths if "NAME" not in path and not (ROOT / path).exists()]
         missing += [f"{page.name}: {name}" for name in names if name not in defined]
     assert not missing
+
+
+def test_pages_name_existing_tasks():
+    import polyseme
+    from polyseme.explain.probing.api import MEASUREMENTS
+    from polyseme.explain.probing.items import PROBE_TASKS
+    from polyseme.tasks import TASKS
+
+    known = {*TASKS, *polyseme.list_datasets(), *PROBE_TASKS, *MEASUREMENTS, "blimp", "minimal-pairs"}
+    for page in (README, *guides()):
+        own_names = re.findall(r"--task ([a-z]+)=", read(page))
+        named = re.findall(r"--task (?:[a-z]+=)?([a-z][\w/.,-]*\w)(?![\w/])", read(page))
+        assert not {name for names in named for name in names.split(",")} - known - {*own_names}, page.name
 
 
 def test_links_between_pages_resolve():

@@ -215,7 +215,7 @@ def test_comparison_table_and_plot(runs, tmp_path):
     pytest.importorskip("matplotlib")
     good, poor = named = read_runs([runs / "good", runs / "poor"])
     header, rows = comparison_table(named)
-    speeds = ["ms a text", "examples/s", "speed-up", "training s"]
+    speeds = ["ms per text", "examples/s", "speedup", "training s"]
     assert header == ["run", "model", "parameters", "classification (accuracy)", *speeds]
     assert [row[0] for row in rows] == ["good", "poor"] and rows[0][1] == rows[1][1] == "m"
     assert rows[1][3].startswith(f"{100 * poor.mean:.1f} ± ") and float(rows[0][4]) > 0
@@ -357,7 +357,7 @@ def test_benchmark_resumes_and_shows_published_rows(folder, tmp_path, monkeypatc
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     assert sum(widths) + 2 * (len(widths) - 1) <= 80 and summary["examples_per_second"] > 0
     notes = benchmark_notes("glue", summary)
-    assert notes[0].startswith("1: Devlin et al. 2019") and "ms a text; BERT-base 110M" in notes[-1]
+    assert notes[0].startswith("1: Devlin et al. 2019") and "ms per text; BERT-base 110M" in notes[-1]
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()

@@ -108,7 +108,7 @@ def explain(
     out: PageOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Look inside a model: attention, words in context, attribution, layers, or backpropagation on a graph.
+    """Look inside a model: its attention, layers and predictions.
 
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a

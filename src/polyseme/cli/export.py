@@ -42,9 +42,10 @@ def export(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write a model, its tokenizer and its heads in a format that runs without Polyseme.
+    """Write a model in a format that runs without Polyseme.
 
-    The outputs are compared with those of the model. Prints sizes, times and, with --data, quality before and after.
+    Its heads and its tokenizer are written, too. The outputs are compared with those of the model. Prints sizes, times
+    and, with --data, quality before and after.
     """
     from polyseme.compress import export as run
 

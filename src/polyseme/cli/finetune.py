@@ -32,7 +32,7 @@ UnfreezeOption = Annotated[
     Option(help="Gradual unfreezing (ULMFiT): train the head first, then one more layer after this many epochs."),
 ]
 LM_LOSS_HELP = "Weight λ of an auxiliary language-model loss on the same texts; default: 0.5 for GPT, as in its paper."
-ORDERS_HELP = "Read each pair in both orders and add the states; default: for GPT and similarity, as in its paper."
+ORDERS_HELP = "Read each pair in both orders and add the states; default: only for GPT, if pairs have no order."
 LMLossOption = Annotated[float | None, Option(help=LM_LOSS_HELP, min=0)]
 OrdersOption = Annotated[bool | None, Option("--symmetric-pairs/--no-symmetric-pairs", help=ORDERS_HELP)]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]

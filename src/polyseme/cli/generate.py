@@ -11,9 +11,11 @@ from polyseme.errors import ConfigError
 from polyseme.io.limits import MAX_INTEGER
 
 PROMPT_HELP = "Text to continue; for a sequence-to-sequence model (T5), the source."
-SAMPLE_HELP = "Sample tokens; without it, greedy decoding takes the most likely one."
+SAMPLE_HELP = "Sample tokens instead of taking the most likely one; --temperature, --top-k or --top-p imply it."
 PENALTY_HELP = "Values above 1 lower the probability of tokens that the text already contains."
-TemperatureOption = Annotated[float | None, Option(help="Divides the logits; below 1 favors likely tokens.")]
+TemperatureOption = Annotated[
+    float | None, Option(help="Divides the logits; below 1 favors likely tokens. Default: 1.")
+]
 TopPOption = Annotated[float | None, Option(help="Nucleus sampling: smallest set with cumulative probability ≥ p.")]
 SequencesOption = Annotated[int | None, Option(help="Texts per prompt: samples, or the best of the beam.", min=1)]
 

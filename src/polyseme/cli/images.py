@@ -47,7 +47,7 @@ def features(
     out: Annotated[Path, Option(help="Output file (.npz).")],
     grid: Annotated[int, Option(help="Rows and columns of regions; fewer than 13 are averages.", min=1, max=13)] = 13,
 ) -> None:
-    """Extract features of image regions once, for models that are trained on them."""
+    """Extract features of image regions, to train models on them."""
     from polyseme.errors import DataError
     from polyseme.images.squeezenet import write_features
 
@@ -93,7 +93,7 @@ def caption(
     num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Describe images, or compare captions with the true ones in --data.
+    """Describe images, or compare captions with those in --data.
 
     With boxes of words in --data, also measure how often the model looks at what it names (pointing accuracy).
     `polyseme explain MODEL --image FILE` shows where it looks.

@@ -15,7 +15,10 @@ DTYPE_HELP = "Storage of the weights: float32, bf16 or int8 (a quarter of the si
 
 
 def models(as_json: options.JsonOption = False) -> None:
-    """List the models that come with the package; their names can be used wherever a model is expected."""
+    """List the models that come with the package.
+
+    Their names can be used wherever a model is expected.
+    """
     import polyseme
     from polyseme.io.model_path import list_bundled
 

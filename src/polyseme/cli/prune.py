@@ -80,7 +80,7 @@ def prune(
     overrides: options.SetOption = [],
     as_json: options.JsonOption = False,
 ) -> None:
-    """Remove layers, attention heads, feed-forward units or single weights of a model.
+    """Remove layers, attention heads, feed-forward units or weights.
 
     Layers, heads and units are removed physically: the folder is smaller and the model faster. The table compares
     size, speed and, with --data, quality. With --dev, what stays is fine-tuned on --data; with --corpus, a

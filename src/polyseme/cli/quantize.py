@@ -36,10 +36,10 @@ def quantize(
     opset: Annotated[int | None, Option(help="Operator set of the graph; default: 18.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write a model with weights of 8 or 16 bits: smaller, and in int8 faster on a CPU.
+    """Write a model with weights of 8 or 16 bits.
 
-    The table compares size, speed and, with --data, quality; if the metric drops by more than --max-drop points, the
-    command fails and writes nothing.
+    It is smaller, and in int8 faster on a CPU. The table compares size, speed and, with --data, quality; if the
+    metric drops by more than --max-drop points, the command fails and writes nothing.
     """
     from polyseme.compress import quantize as run
 

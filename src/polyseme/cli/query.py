@@ -69,7 +69,7 @@ def ask(
     image: Annotated[Path | None, Option(help="Image file that the question is about.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Find the answer to a question in a text of any length, or about an image."""
+    """Answer a question from a text of any length or about an image."""
     import polyseme
     from polyseme.tasks.readers.rows import read_lines
 

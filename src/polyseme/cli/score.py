@@ -56,7 +56,7 @@ def score(
     A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. Every model counts the tokens of
     the text alone, without start and end.
 
-    For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
+    For a choice, a masked model fills the gap of the question (___, its mask, or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
     """
     import polyseme

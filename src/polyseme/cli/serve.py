@@ -30,7 +30,10 @@ def serve(
     device: Annotated[str | None, Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
     precision: Annotated[str, Option(help="float32, or bf16 on a GPU.")] = "float32",
 ) -> None:
-    """Serve models over HTTP: fill, embed, classify, generate, …, also in OpenAI's format. /docs describes it."""
+    """Serve models over HTTP, also in OpenAI's format.
+
+    Requests fill masks, embed, classify, generate, and more; the page /docs describes them.
+    """
     from polyseme.errors import require_packages
     from polyseme.serve.config import ServerConfig
     from polyseme.serve.processes.supervisor import ModelSources, serve_paths

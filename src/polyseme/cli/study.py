@@ -22,7 +22,9 @@ HELD_OUT_HELP = (
     "Text that nothing is trained on, for bits per character; default: pretrain/heldout-wiki.jsonl.xz in --data."
 )
 BUDGET_HELP = "Training of each arm: 90s (measured once on this device and fixed as steps), 500steps or 1e8tokens."
-MAX_HELP = "Use at most this many examples of each split, held-out sentences, and minimal pairs of each paradigm."
+MAX_HELP = (
+    "Use at most this many examples of each split, held-out sentences, and minimal pairs of each paradigm; 0: all."
+)
 JOBS_HELP = "Jobs that run at a time, as processes on one GPU; default: 4 on a GPU, 1 on a CPU."
 LIMIT_HELP = (
     "Stop after this time, such as 9m; no job is started that is not expected to end. The same command continues."
@@ -44,8 +46,8 @@ def study(
     overrides: options.SetOption = [],
     finetune: Annotated[list[str], Option(help="Set a fine-tuning setting for all tasks: epochs=1.")] = [],
     max_examples: Annotated[int, Option(help=MAX_HELP, min=0)] = 0,
-    search_fraction: Annotated[float, Option(help=SEARCH_HELP)] = 1 / 6,
-    jobs: Annotated[int, Option(help=JOBS_HELP, min=0)] = 0,
+    search_fraction: Annotated[float, Option(help=SEARCH_HELP, show_default="1/6")] = 1 / 6,
+    jobs: Annotated[int, Option(help=JOBS_HELP, min=0, show_default=False)] = 0,
     time_limit: Annotated[str, Option(help=LIMIT_HELP)] = "",
     keep_models: Annotated[bool, Option("--keep-models", help="Keep the models after they are measured.")] = False,
     list_all: Annotated[bool, Option("--list", help="List the studies.")] = False,
@@ -54,10 +56,11 @@ def study(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Run an experiment of a paper: pre-train its arms on equal terms, measure them, and answer its questions.
+    """Run an experiment of a paper, or one of your own.
 
-    Each arm gets the same text, budget, seeds, and learning-rate search. The same command continues a study that was
-    stopped. Exits with 1 if an arm failed, and with 3 if --time-limit ended it before the last one.
+    It pre-trains the arms on equal terms, measures them, and answers the questions. Each arm gets the same text,
+    budget, seeds, and learning-rate search. The same command continues a study that was stopped. Exits with 1 if an
+    arm failed, and with 3 if --time-limit ended it before the last one.
     """
     if list_all:
         _list(name, as_json)

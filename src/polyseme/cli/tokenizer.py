@@ -54,7 +54,10 @@ def train(
     skip_bad: options.SkipBadOption = False,
     allow_large: options.AllowLargeOption = False,
 ) -> None:
-    """Train a tokenizer, check it, and save it in a folder that `transformers` can open."""
+    """Train a tokenizer, check it, and save it.
+
+    `transformers` can open the folder.
+    """
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.text.counts import count_source_words, log_counts
@@ -81,7 +84,10 @@ def inspect(
     allow_large: options.AllowLargeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show the composition of a vocabulary and, on texts, token lengths and the rate of unknown tokens."""
+    """Summarize a vocabulary and how it splits texts.
+
+    With --text, also tokens per word and the rate of unknown tokens, by language.
+    """
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
     from polyseme.text.inspection import describe_vocabulary, measure_tokenization
@@ -124,7 +130,10 @@ def import_(
     kind: Annotated[str, Option(help="Required kind: wordpiece, bpe or unigram.")] = "",
     lowercase: Annotated[bool | None, Option(help="For BERT and GPT-2; default: inferred, off for GPT-2.")] = None,
 ) -> None:
-    """Import a published vocabulary as a tokenizer folder; the format is detected from the content."""
+    """Import a published vocabulary as a tokenizer folder.
+
+    The format is detected from the content.
+    """
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.text.tokenizer import Tokenizer
 

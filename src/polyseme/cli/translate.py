@@ -37,9 +37,9 @@ def translate(
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Translate each text by beam search, by default as in Attention Is All You Need: 4 beams, length penalty 0.6.
+    """Translate each text by beam search.
 
-    With references, compute BLEU and chrF with sacrebleu.
+    By default, 4 beams and length penalty 0.6 (Vaswani et al. 2017). References add BLEU and chrF, by sacrebleu.
     """
     import polyseme
     from polyseme.corpus.clean.sentences import split_sentences

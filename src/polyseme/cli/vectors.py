@@ -104,7 +104,10 @@ def import_(
     out: Annotated[Path, Option(help="Output model folder.")],
     lowercase: Annotated[bool | None, Option(help="Lowercase texts; default: if all words are in lower case.")] = None,
 ) -> None:
-    """Import a file of word vectors as a model folder, for `embed`, `finetune` and other commands."""
+    """Import a file of word vectors as a model folder.
+
+    `embed`, `finetune` and other commands read it.
+    """
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.weights.folder import save_model
     from polyseme.word_vectors.files import read_vectors, to_model

@@ -234,7 +234,7 @@ def benchmark_notes(name: str, summary: dict[str, Any]) -> list[str]:
     """Return the sources of the published rows, and sizes and speed."""
     sizes = {row.system: f"{row.values['millions']:g}M" for row in published_table("parameters").rows}
     systems = dict.fromkeys(row.system for row in _published_rows(name) if row.system in sizes)
-    latency = f", {summary['ms_per_text']:.1f} ms a text" if summary["ms_per_text"] else ""
+    latency = f", {summary['ms_per_text']:.1f} ms per text" if summary["ms_per_text"] else ""
     shown = [f"this run {summary['parameters'] / 1e6:.1f}M{latency}", *(f"{each} {sizes[each]}" for each in systems)]
     notes = [f"{number}: {source}" for number, source in enumerate(_published_sources(name), 1)]
     return [*notes, f"parameters: {'; '.join(shown)}"]

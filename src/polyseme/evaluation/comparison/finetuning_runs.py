@@ -186,14 +186,14 @@ def pivot_runs(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[str], dict[
 def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[str]]]:
     """Return the header and rows of a table: model, size, scores by task, speed and training time.
 
-    Speeds are means over the tasks that every row has; the speed-up is over the slowest.
+    Speeds are means over the tasks that every row has; the speedup is over the slowest.
     """
     names, tasks, runs_by_cell = pivot_runs(runs)
     metrics = {run.task: run.metric for run in runs}
     models = list(dict.fromkeys(run.model for run in runs))
     model_names = dict(zip(models, short_model_names(models)))
     header = ["run", "model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks)]
-    header += ["mean"] * (len(tasks) > 1) + ["ms a text", "examples/s", "speed-up", "training s"]
+    header += ["mean"] * (len(tasks) > 1) + ["ms per text", "examples/s", "speedup", "training s"]
     shared_tasks = [task for task in tasks if all((name, task) in runs_by_cell for name in names)]
     speeds = {name: mean_speed([runs_by_cell[name, task] for task in shared_tasks]) for name in names}
     slowest = min((speed for speed, _ in speeds.values() if speed), default=1.0)

@@ -123,7 +123,7 @@ def score_table(runs: Sequence[ComparedRun]) -> Table:
         ("parameters", lambda run: f"{run.num_parameters:,}" if run.num_parameters else ""),
         ("training FLOPs", lambda run: f"{run.train_flops:.2g}" if run.train_flops else ""),
         ("training s", lambda run: f"{run.train_seconds:,.0f}" if run.train_seconds else ""),
-        ("ms a text", lambda run: f"{run.ms_per_text:.1f}" if run.ms_per_text else ""),
+        ("ms per text", lambda run: f"{run.ms_per_text:.1f}" if run.ms_per_text else ""),
     ]
     columns += [(name, cell) for name, cell in optional if any(cell(run) for run in runs)]
     rows = tuple(tuple(cell(run) for _, cell in columns) for run in runs)
