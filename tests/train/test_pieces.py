@@ -375,6 +375,13 @@ def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
         recipe.with_override(path, value).check()
 
 
+def test_another_vocabulary_than_that_of_the_corpus_is_rejected():
+    recipe = Recipe("r", "bert", size="tiny", model={"vocab_size": 77})
+    assert recipe.model_config(77) == recipe.replace(model={}).model_config(77)
+    with pytest.raises(PolysemeError, match=r"^model\.vocab_size is 77, expected 100, which the corpus determines"):
+        recipe.model_config(100)
+
+
 def test_a_budget_setting_replaces_that_of_the_recipe(capsys):
     recipe = Recipe("r", "bert", budget=BudgetConfig(steps=1000))
     timed = recipe.with_override("budget.minutes", "7")

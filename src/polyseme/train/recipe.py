@@ -179,7 +179,10 @@ class Recipe(Config):
         for key, value in self.model.items():
             if key not in arguments:
                 raise ConfigError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
-            changes.setdefault(key, parse_value(arguments[key], value, f"model.{key}"))
+            parsed = parse_value(arguments[key], value, f"model.{key}")
+            if changes.setdefault(key, parsed) != parsed:
+                problem = f"model.{key} is {parsed}, expected {changes[key]}"
+                raise ConfigError(f"{problem}, which the corpus determines: leave it out")
         config = family.model_config(self.size or None, **changes)
         ModelConfig.from_json(config.to_json(), "model", family.config_types)  # checks the type of every value
         try:
