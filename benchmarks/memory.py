@@ -8,6 +8,7 @@ resident memory beyond that of the imported libraries.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import threading
@@ -82,11 +83,15 @@ def measure(name: str) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--one"]:
-        print(measure(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=RECIPES)
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # measure this recipe in this process
+    args = parser.parse_args()
+    if args.one:
+        print(measure(args.one))
         return
     rows = []
-    for name in sys.argv[1:] or RECIPES:
+    for name in args.recipes:
         output = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=True)
         measured, estimated = map(int, output.stdout.split()[-2:])
         rows.append([name, f"{measured / 2**20:,.0f}", f"{estimated / 2**20:,.0f}", f"{measured / estimated:.2f}"])

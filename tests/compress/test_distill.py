@@ -362,6 +362,8 @@ def test_errors(teacher_run, tmp_path):
         pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
+    with pytest.raises(PolysemeError, match="so nothing would be learned"):
+        Distillation(soft_weight=0, hard_weight=0, cosine_weight=0)
     with pytest.raises(PolysemeError, match="nowhere does not exist"):
         distill_lm(folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run", student_recipe(teacher_run))
     assert not (tmp_path / "run").exists()

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from polyseme.errors import ConfigError
 from polyseme.families import FAMILIES
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM, mask_tokens, span_boundaries
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.recipes import get_recipe
 from polyseme.rng import derive_sample_keys
 from tests.support.corpora import (
     BERT,
@@ -146,6 +148,14 @@ def test_deep_places_are_not_asked_for():
     batch = bound.batch(all_ids(bound), 0)
     assert batch.targets["boundary"].rows[:, 2].max() == 2
     assert batch.targets["boundary"].count < batch.targets["masked"].count
+
+
+def test_offsets_that_the_head_does_not_have_are_rejected():
+    recipe = get_recipe("spanbert-tiny")
+    with pytest.raises(ConfigError, match="max_span_offset is 21, expected 20 or less"):
+        recipe.with_override("objective.max_span_offset", "21").model_config(100)
+    with pytest.raises(ConfigError, match="max_span_offset is 0, expected 1 or more"):
+        recipe.with_override("objective.max_span_offset", "0")
 
 
 @pytest.mark.parametrize("max_len", [24, 64])

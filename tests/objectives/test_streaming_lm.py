@@ -69,6 +69,17 @@ def test_lanes_go_on_and_any_place_is_reached():
         StreamSampler(bound, 64, len(bound) + 1)
 
 
+def test_text_shorter_than_a_segment_is_rejected():
+    with pytest.raises(PolysemeError, match=r"the text has 15 tokens .* fewer than max_len, 16"):
+        bind([[5], [8]])
+    assert len(bind([[5], [9]])[1]) == 1
+
+
+def test_short_segments_are_no_longer_than_the_model_reads():
+    bound = StreamingCausalLM(bptt_std=0.2).bind(MemoryCorpus([[50] * 40]), GPT2, 3, 3)
+    assert np.diff(bound.cuts(1800, 0)).max() <= bound.config.max_input_len(3) == 4
+
+
 def test_drawn_lengths_tile_every_lane_and_follow_the_law():
     """Segments are near max_len, or near half of it in one step of twenty, equal in all lanes, new in each epoch."""
     corpus = MemoryCorpus([[50] * 4000])

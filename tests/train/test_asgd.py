@@ -21,7 +21,7 @@ from polyseme.train.optimizer import (
     swap_averaged_weights,
 )
 from polyseme.train.pretrain import pretrain
-from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, tiny_recipe
+from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, prepare_text, tiny_recipe
 
 
 def model_and_optimizer(**changes):
@@ -119,6 +119,13 @@ def test_it_needs_something_held_out():
         recipe.check()
     with pytest.raises(PolysemeError, match="supports adamw, stable_adamw"):
         FinetuneConfig(optimizer=OptimizerConfig(name="nt_asgd")).validate()
+
+
+def test_a_corpus_of_one_document_is_rejected(tmp_path):
+    recipe = tiny_recipe("rnn_lm").replace(optimizer=OptimizerConfig(name="nt_asgd"))
+    with pytest.raises(PolysemeError, match="the corpus is too small to hold out any"):
+        pretrain(recipe, prepare_text(tmp_path, "words", num_documents=1), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.json").exists()
 
 
 @pytest.fixture(scope="module")

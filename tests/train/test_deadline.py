@@ -4,7 +4,10 @@ import math
 
 import pytest
 
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.budget import Deadline, Overhead
+from polyseme.train.streams import BatchStream
+from tests.support.corpora import BERT, random_corpus
 
 
 @pytest.fixture
@@ -64,6 +67,21 @@ def test_calibration_starts_with_the_second_step(clock, capsys):
     late = Deadline(100.0, 0, 1000)
     clock[0] = 101.0
     assert late.replan_steps(1, 1000) == 1
+
+
+def test_a_deadline_in_the_batch_warmup_is_kept(clock):
+    """Batches grow from 1 to 10 micro-batches over 1000 steps; a micro-batch takes a second, and time ends at 200."""
+    bound = MaskedLM().bind(random_corpus(documents=2), BERT, 16)
+    sampler = bound.build_sampler(16, 10, batch_warmup_steps=1000)
+    stream = BatchStream(bound, sampler)
+    deadline = Deadline(200.0, 0, 5000, batch_warmup_steps=1000, stream=stream)
+    total, step = 5000, 0
+    while step < total:
+        clock[0] += sampler.num_micro_batches(step)
+        step += 1
+        if deadline.should_check(step):
+            deadline.total_steps = total = deadline.replan_steps(step, total)
+    assert clock[0] == pytest.approx(200, rel=0.05)
 
 
 # --- the plan of a run -----------------------------------------------------------------------------------------------

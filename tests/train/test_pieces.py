@@ -361,6 +361,10 @@ def test_a_budget_that_is_none(text):
         ("budget.steps", "-1", r"budget\.steps is -1, expected at least 0"),
         ("budget.steps", "0", "the budget is empty"),
         ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, expected more than 0"),
+        ("schedule.warmup", "-5", r"schedule\.warmup is -5\.0, expected 0 or more"),
+        ("schedule.min_lr_ratio", "-1", r"schedule\.min_lr_ratio is -1\.0, expected 0 or more"),
+        ("schedule.min_lr_ratio", "7", r"schedule\.min_lr_ratio is 7\.0, expected a value from 0 to 1"),
+        ("objective.keep_token_prob", "-0.1", r"objective\.keep_token_prob is -0\.1, expected a value from 0 to 1"),
         ("micro_batch_tokens", "8", "micro_batch_tokens 8 is smaller than max_len 128"),
         ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of micro_batch_tokens 16384"),
     ],
@@ -369,6 +373,13 @@ def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
     with pytest.raises(PolysemeError, match=f"^{told}"):
         recipe.with_override(path, value).check()
+
+
+def test_another_vocabulary_than_that_of_the_corpus_is_rejected():
+    recipe = Recipe("r", "bert", size="tiny", model={"vocab_size": 77})
+    assert recipe.model_config(77) == recipe.replace(model={}).model_config(77)
+    with pytest.raises(PolysemeError, match=r"^model\.vocab_size is 77, expected 100, which the corpus determines"):
+        recipe.model_config(100)
 
 
 def test_a_budget_setting_replaces_that_of_the_recipe(capsys):

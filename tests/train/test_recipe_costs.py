@@ -12,6 +12,7 @@ from polyseme.families import FAMILIES
 from polyseme.nn.model import build_meta
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.recipes import RECIPES, get_recipe
+from polyseme.recipes.describe import describe_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import memory
 from polyseme.train.memory import DeviceMemory, estimate_memory
@@ -44,6 +45,16 @@ def test_gpt3_is_described_without_allocating_it():
     assert description.flops == pytest.approx(3.14e23, rel=0.02)  # Brown et al. 2020, appendix D
     assert description.num_tokens == 300e9 and not description.fits
     assert description.memory.weights == 4 * description.num_trained_parameters
+
+
+def test_a_run_may_end_while_its_batches_grow():
+    recipe = get_recipe("modernbert-base")
+    first, last, warmup = recipe.micro_batch_tokens, recipe.batch_tokens, recipe.batch_warmup_steps
+    for num_steps in (1, 100, warmup):
+        described = describe_recipe(recipe.with_override("budget", f"{num_steps}steps"))
+        num_tokens = sum(first + (last - first) * step / warmup for step in range(num_steps))
+        assert described.num_tokens == pytest.approx(num_tokens, rel=0.02)
+        assert describe_recipe(recipe.with_override("budget", f"{num_tokens}tokens")).num_steps <= num_steps
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "best"])

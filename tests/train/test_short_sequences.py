@@ -98,6 +98,22 @@ def test_a_budget_of_tokens_counts_both_lengths(corpus):
     assert sum(b.num_tokens for batches, _ in steps for b in batches) == pytest.approx(40_000, rel=0.03)
 
 
+@pytest.mark.parametrize("short", [SHORT, ShortSequencesConfig()])
+@pytest.mark.parametrize("num_tokens", [1, 3_000, 9_000])
+def test_a_budget_of_tokens_may_end_in_the_batch_warmup(corpus, short, num_tokens):
+    recipe = tiny_recipe("bert").replace(
+        short_sequences=short,
+        budget=BudgetConfig(tokens=num_tokens),
+        batch_tokens=2048,
+        batch_warmup_steps=100,
+    )
+    stream = open_stream(corpus, recipe)
+    num_steps = plan_steps(recipe, stream)
+    stream.num_first_steps = short.count_steps(num_steps)
+    counts = [sum(b.num_tokens for b in batches) for batches, _ in read_steps(stream, DataPosition(), 0, num_steps)]
+    assert sum(counts[:-1]) <= 1.03 * num_tokens and sum(counts) >= 0.97 * num_tokens
+
+
 def test_bert_has_the_lengths_of_its_paper():
     for name in ("bert-base", "bert-large", "bert-multilingual"):
         short = get_recipe(name).check().short_sequences

@@ -56,6 +56,8 @@ class Distillation(Objective):
     def __post_init__(self) -> None:
         self.check_range(1e-3, math.inf, "temperature")
         self.check_range(0, math.inf, "soft_weight", "hard_weight", "cosine_weight")
+        if not (self.soft_weight or self.hard_weight or self.cosine_weight):
+            raise ConfigError("soft_weight, hard_weight and cosine_weight are 0, so nothing would be learned")
 
     @property
     def needs_bounded_memory(self) -> bool:  # type: ignore[override]

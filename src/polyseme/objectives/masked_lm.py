@@ -9,6 +9,7 @@ import numpy as np
 from polyseme.corpus.sampling import SampleTable, build_samples, count_tokens
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
+from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective, check_probability, text_capacity
 from polyseme.objectives.batch import Batch
@@ -48,6 +49,8 @@ class MaskingConfig(Objective):
         check_probability("mask_prob", self.mask_prob)
         if self.mask_prob == 0:
             raise ConfigError("mask_prob is 0, so nothing would be predicted: expected more than 0, such as 0.15")
+        check_probability("random_token_prob", self.random_token_prob)
+        check_probability("keep_token_prob", self.keep_token_prob)
         check_probability("random_token_prob + keep_token_prob", self.random_token_prob + self.keep_token_prob)
         self.check_range(0, math.inf, "num_static_masks")
 
@@ -109,6 +112,14 @@ class SpanMaskedLM(MaskingConfig):
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
             raise ConfigError(f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which never touch")
+        self.check_range(1, math.inf, "max_span_offset")
+
+    def check(self, model: ModelConfig, max_len: int) -> None:
+        super().check(model, max_len)
+        head = model.heads["boundary"]
+        if isinstance(head, SpanBoundaryHeadConfig) and self.max_span_offset > head.max_span_offset:
+            expected = f"{head.max_span_offset} or less, the offsets that the head has"
+            raise ConfigError(f"max_span_offset is {self.max_span_offset}, expected {expected}")
 
     def build_labels(self, masked: Labels) -> dict[str, Labels]:
         boundaries = span_boundaries(masked[0])

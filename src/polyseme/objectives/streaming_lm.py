@@ -8,7 +8,7 @@ import torch
 
 from polyseme.corpus.sampling import SampleTable
 from polyseme.corpus.store import Corpus
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch, Targets
@@ -68,6 +68,9 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
         borders = np.unique(np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)])
         self.eos_positions = borders + np.arange(len(borders))  # in the stream
         self.stream_end = int(self.eos_positions[-1]) // max_len * max_len  # a whole number of segments
+        if not self.stream_end:
+            stream = f"the text has {self.eos_positions[-1]} tokens with the ends of documents"
+            raise DataError(f"{stream}, fewer than max_len, {max_len}: use more text, or set a smaller max_len")
         starts = np.arange(0, self.stream_end, max_len)
         numbers, sizes = np.arange(len(starts)), np.full(len(starts), max_len)
         super().__init__(SampleTable(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len)
@@ -78,12 +81,12 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
     def cuts(self, length: int, epoch: int) -> np.ndarray:
         if not self.config.bptt_std:
             return super().cuts(length, epoch)
-        steps = np.arange(-(-length // MIN_SEGMENT_LEN))  # an upper bound
+        max_segment_len = self.config.max_input_len(self.max_len)
+        steps = np.arange(-(-length // min(MIN_SEGMENT_LEN, max_segment_len)))  # an upper bound
         step_keys = derive_sample_keys(self.seed, epoch, steps)
         is_short = bernoulli(random_bits(step_keys, 0, RandomStream.BPTT_IS_SHORT), HALF_LENGTH_PROB)
         noise = normal(*(random_bits(step_keys, i, RandomStream.BPTT_LENGTH) for i in (0, 1)))
         lengths = np.where(is_short, self.max_len / 2, self.max_len) + self.config.bptt_std * noise
-        max_segment_len = self.config.max_input_len(self.max_len)
         ends = np.cumsum(np.clip(lengths.astype(np.int64), MIN_SEGMENT_LEN, max_segment_len))
         return np.concatenate([[0], ends[ends < length], [length]])
 

@@ -120,12 +120,18 @@ def _count_length(recipe: Recipe) -> tuple[int | None, int | None]:
     """Return the steps and tokens of a run with full batches; None if its budget is a time."""
     first_tokens, fraction = recipe.first_recipe.batch_tokens, _short_fraction(recipe)
     tokens_per_step = fraction * first_tokens + (1 - fraction) * recipe.batch_tokens
-    # the batch grows from one micro-batch over these steps, so they have half the tokens
-    saved_tokens = recipe.batch_warmup_steps * (first_tokens - recipe.micro_batch_tokens) / 2
-    if recipe.budget.steps:
-        return recipe.budget.steps, round(recipe.budget.steps * tokens_per_step - saved_tokens)
-    if recipe.budget.tokens:
-        return math.ceil((recipe.budget.tokens + saved_tokens) / tokens_per_step), recipe.budget.tokens
+    # the batch grows from one micro-batch by so many tokens over these steps
+    growth, warmup = first_tokens - recipe.micro_batch_tokens, recipe.batch_warmup_steps
+    if num_steps := recipe.budget.steps:
+        num_grown = min(num_steps, warmup)
+        saved_tokens = growth * num_grown * (1 - num_grown / (2 * max(warmup, 1)))
+        return num_steps, round(num_steps * tokens_per_step - saved_tokens)
+    if num_tokens := recipe.budget.tokens:
+        num_steps = math.ceil((num_tokens + warmup * growth / 2) / tokens_per_step)
+        if num_steps < warmup and growth:  # the run ends in the warm-up
+            first, slope = recipe.micro_batch_tokens, growth / (2 * warmup)  # first · n + slope · n² tokens in n steps
+            num_steps = math.ceil((math.sqrt(first**2 + 4 * slope * num_tokens) - first) / (2 * slope))
+        return num_steps, num_tokens
     return None, None
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal, Self
 
 from polyseme.errors import DataError
+from polyseme.io.limits import MAX_STEPS
 from polyseme.train.loop import TrainState
 from polyseme.train.optimizer import ScheduleConfig
 from polyseme.train.recipe import Recipe
@@ -114,12 +116,27 @@ def plan_steps(recipe: Recipe, stream: BatchStream) -> int:
     if not recipe.budget.tokens:
         return PROVISIONAL_STEPS
     num_tokens, full_tokens = recipe.budget.tokens, recipe.batch_tokens * stream.sampler.fill_ratio()
+    warmup, fraction = recipe.batch_warmup_steps, recipe.short_sequences.fraction
+    first, first_tokens = stream.first or stream, full_tokens
     if stream.first is None:
-        return math.ceil(num_tokens / full_tokens + count_saved_steps(stream, 0, recipe.batch_warmup_steps))
-    fraction = recipe.short_sequences.fraction
-    first_tokens = recipe.first_recipe.batch_tokens * stream.first.sampler.fill_ratio()
-    saved_tokens = first_tokens * count_saved_steps(stream.first, 0, recipe.batch_warmup_steps)
-    return math.ceil((num_tokens + saved_tokens) / (fraction * first_tokens + (1 - fraction) * full_tokens))
+        num_steps = math.ceil(num_tokens / full_tokens + count_saved_steps(stream, 0, warmup))
+        num_first = num_steps
+    else:
+        first_tokens = recipe.first_recipe.batch_tokens * first.sampler.fill_ratio()
+        saved_tokens = first_tokens * count_saved_steps(first, 0, warmup)
+        num_steps = math.ceil((num_tokens + saved_tokens) / (fraction * first_tokens + (1 - fraction) * full_tokens))
+        num_first = recipe.short_sequences.count_steps(num_steps)
+    if num_first >= warmup:
+        return num_steps
+
+    def count_tokens(num_steps: int) -> float:
+        num_first = recipe.short_sequences.count_steps(num_steps)
+        num_full_steps = num_steps - num_first - count_saved_steps(stream, num_first, min(num_steps, warmup))
+        num_first_steps = num_first - count_saved_steps(first, 0, min(num_first, warmup))
+        return first_tokens * num_first_steps + full_tokens * num_full_steps
+
+    # the run ends, or its sequences become longer, in the warm-up
+    return bisect_left(range(MAX_STEPS), float(num_tokens), key=count_tokens)
 
 
 def count_saved_steps(stream: BatchStream, start: int, end: int) -> float:
@@ -211,17 +228,24 @@ class Deadline:
             return total_steps if now < self.end_time else step
         seconds_per_step = seconds / max(num_steps, 1e-9)
         self.steps_per_second = 1 / max(seconds_per_step, 1e-9)
-        fitting_steps = step + self.count_fitting_steps(self.end_time - now, seconds_per_step)
-        fitting_steps += int(self._saved(step, max(step, self.batch_warmup_steps)))
+        fitting_steps = step + self.count_fitting_steps(self.end_time - now, seconds_per_step, step)
         nearly_fits = (1 - MAX_LATE) * total_steps <= fitting_steps <= (1 + MAX_EARLY) * total_steps
         self.total_steps = total_steps if nearly_fits else fitting_steps
         return self.total_steps
 
-    def count_fitting_steps(self, seconds: float, seconds_per_step: float) -> int:
-        """Return the number of steps that fit into this time, with what is done between them and once at the end."""
+    def count_fitting_steps(self, seconds: float, seconds_per_step: float, start: int = 0) -> int:
+        """Return the number of steps after `start` that fit into this time; a full one takes `seconds_per_step`.
+
+        The time includes what is done between steps and once at the end.
+        """
         costs = [(o.seconds or o.steps * seconds_per_step, o.every) for o in self.overheads.values()]
         seconds -= sum(cost for cost, _ in costs)
-        return max(int(seconds / (seconds_per_step + sum(cost / every for cost, every in costs))), 0)
+        num_full_steps = max(seconds / (seconds_per_step + sum(cost / every for cost, every in costs)), 0.0)
+        num_steps = int(num_full_steps) + int(self._saved(start, max(start, self.batch_warmup_steps)))
+        if start + num_steps >= self.batch_warmup_steps:
+            return num_steps
+        candidates = range(num_steps + 2)  # the time ends in the warm-up
+        return bisect_right(candidates, num_full_steps, key=lambda n: n - self._saved(start, start + n)) - 1
 
     def log_plan(self, step: int, budget: str) -> None:
         """Log the measured speed and the number of steps if they are new or have changed much."""

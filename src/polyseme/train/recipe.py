@@ -179,7 +179,10 @@ class Recipe(Config):
         for key, value in self.model.items():
             if key not in arguments:
                 raise ConfigError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
-            changes.setdefault(key, parse_value(arguments[key], value, f"model.{key}"))
+            parsed = parse_value(arguments[key], value, f"model.{key}")
+            if changes.setdefault(key, parsed) != parsed:
+                problem = f"model.{key} is {parsed}, expected {changes[key]}"
+                raise ConfigError(f"{problem}, which the corpus determines: leave it out")
         config = family.model_config(self.size or None, **changes)
         ModelConfig.from_json(config.to_json(), "model", family.config_types)  # checks the type of every value
         try:
@@ -209,7 +212,9 @@ class Recipe(Config):
         if num_micro_batches < objective.min_micro_batches:
             needed = f"{name} needs {objective.min_micro_batches} or more micro-batches in a step"
             largest = smallest_batch // objective.min_micro_batches
-            advice = f"set it to {next(size for size in range(largest, 0, -1) if smallest_batch % size == 0)}"
+            sizes = (size for size in range(largest, self.max_len - 1, -1) if smallest_batch % size == 0)
+            enough = self.micro_batch_tokens * objective.min_micro_batches
+            advice = f"set it to {size}" if (size := next(sizes, 0)) else f"set batch_tokens to {enough} or more"
             raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}, but {needed}: {advice}")
         if self.batch_warmup_steps and objective.min_micro_batches > 1:
             steps = self.batch_warmup_steps

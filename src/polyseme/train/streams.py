@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition
 from polyseme.corpus.store import Corpus
-from polyseme.errors import PolysemeError
+from polyseme.errors import ConfigError, PolysemeError
 from polyseme.nn.memory import Memory
 from polyseme.objectives.batch import SegmentState
 from polyseme.objectives.packing import BatchBuilder, Sampler, SpecialIds, StaticShape
@@ -90,6 +90,9 @@ def open_streams(
         except PolysemeError as error:
             logger.warning("no documents are held out for validation: %s", error)
             return open_streams(recipe.replace(valid_fraction=0.0), corpus, special_ids, rank, world_size)
+    elif recipe.optimizer.name == "nt_asgd":
+        problem = "nt_asgd depends on the loss on held-out text, and the corpus is too small to hold out any"
+        raise ConfigError(f"{problem}: use more documents, or another optimizer")
     return stream, valid
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
+from polyseme.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class ScheduleConfig(Config):
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "slanted_ratio")
+        self.check_range(0, math.inf, "warmup", "min_lr_ratio")
+        if self.min_lr_ratio > 1:
+            raise ConfigError(f"min_lr_ratio is {self.min_lr_ratio}, expected a value from 0 to 1")
 
     @property
     def depends_on_length(self) -> bool:
