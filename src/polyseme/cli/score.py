@@ -151,6 +151,7 @@ def _text_mode(
     from polyseme.inference.results import TextScore
 
     texts = open_texts(data, language_model.path)
+    is_pseudo = pll_metric is not None or language_model.has_pll_metric or language_model.is_seq2seq
 
     def score(window: list[TextRow], summary: dict[str, Any]) -> "list[Row]":
         with add_location((row.text, row.location) for row in window):
@@ -160,13 +161,16 @@ def _text_mode(
 
     def format_row(row: "Row") -> str:
         text = row[0][texts.text_column]
-        return to_json_line({**row[1], "text": text}) if as_json else _format_score(row[1], text)
+        if as_json:
+            return to_json_line({**row[1], "is_pseudo_likelihood": is_pseudo, "text": text})
+        return _format_score(row[1], text, is_pseudo)
 
     def format_footer(summary: dict[str, Any]) -> str:
         total = _score_columns(TextScore(*(summary[name] for name in _SUMMED)))
         if as_json:
-            return to_json_line({"texts": texts.source.total, **total}) if has_table else ""
-        return _format_score(total, "(all)")
+            facts = {"texts": texts.source.total, **total, "is_pseudo_likelihood": is_pseudo}
+            return to_json_line(facts) if has_table else ""
+        return _format_score(total, "(all)", is_pseudo)
 
     return _Mode(texts.source, texts.names, score, format_row, format_footer)
 
@@ -179,10 +183,11 @@ def _score_columns(score: "TextScore") -> dict[str, Any]:
     return columns | {"perplexity": finite_or_none(columns["perplexity"])}
 
 
-def _format_score(score: Mapping[str, Any], text: str) -> str:
-    counts = f"{score['log_prob']:12.4f} log-prob  {score['num_tokens']:5d} tokens"
+def _format_score(score: Mapping[str, Any], text: str, is_pseudo: bool) -> str:
+    prefix = "pseudo-" if is_pseudo else ""
+    counts = f"{score['log_prob']:12.4f} {prefix}log-prob  {score['num_tokens']:5d} tokens"
     perplexity = math.inf if score["perplexity"] is None else score["perplexity"]
-    rates = f"{perplexity:12.4f} perplexity  {score['bits_per_character']:8.4f} bits per character"
+    rates = f"{perplexity:12.4f} {prefix}perplexity  {score['bits_per_character']:8.4f} {prefix}bits per character"
     return f"{counts}  {rates}  {text}\n"
 
 
