@@ -476,3 +476,9 @@ def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):
     assert last["metrics"]["blimp"]["items"] == "seed-2.blimp.json" and last["seed"] == 2
     assert last["metrics"]["blimp"]["value"] == first["metrics"]["blimp"]["value"]
     assert (folder / "seed-2.blimp.json").read_bytes() == (folder / "seed-0.blimp.json").read_bytes()
+
+
+def test_a_search_without_held_out_documents_says_so(run, tmp_path):
+    study = study_json(arm("mlm", overrides={"objective": "MaskedLM"}), lr_factors=[0.5, 1.0])
+    status = run("out", study=study, overrides=TINY | {"valid_fraction": 0.0})
+    assert "no documents are held out that show its loss: hold out more (`valid_fraction`)" in str(status.errors)
