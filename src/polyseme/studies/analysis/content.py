@@ -166,10 +166,10 @@ def _scores(results: StudyResults) -> list[Block]:
 def _rate_note(results: StudyResults) -> str:
     share = 100 * float(results.settings["search_fraction"])
     return (
-        "Every arm tried the same factors of the learning rate of its recipe in short runs "
-        f"({share:.2g} % of the budget; the loss on documents that no result uses decides). On tasks, all fine-tuned "
-        "arms have one optimizer, rate and number of steps, and so have all networks over frozen features, except "
-        "where the note of an arm names others."
+        "Every arm tried the same factors of the learning rate of its recipe in short runs, and further ones while the "
+        f"best was the largest or smallest ({share:.2g} % of the budget; the loss on documents that no result uses "
+        "decides). On tasks, all fine-tuned arms have one optimizer, rate and number of steps, and so have all "
+        "networks over frozen features, except where the note of an arm names others."
     )
 
 
