@@ -34,7 +34,9 @@ def run(project, study_data, tmp_path):
         finetune = (
             FINETUNE if any(name in METRICS_BY_NAME and METRICS_BY_NAME[name].kind == "task" for name in names) else {}
         )
-        options = {"held_out": study_data / "held-out.txt", "finetune": finetune, "overrides": TINY, **options}
+        reads_text = any(name in METRICS_BY_NAME and METRICS_BY_NAME[name].kind == "likelihood" for name in names)
+        held_out = {"held_out": study_data / "held-out.txt"} if reads_text else {}
+        options = {**held_out, "finetune": finetune, "overrides": TINY, **options}
         seeds, budget = options.pop("seeds", 1), options.pop("budget", "3steps")
         out = tmp_path / name
         return run_study(study, project / "corpus-bert", study_data, out, budget, seeds, StudyOptions(**options))
@@ -298,6 +300,7 @@ def kill(*args):
             {"study": study_json(arm("a", transfer="features", transfer_options={"layer": 1}), metrics=("cola",))},
             "the arm a: unknown key 'layer'",
         ),
+        ({"metrics": ["valid_loss"], "held_out": "one.txt"}, "`held_out` has no effect: no metric of the study tiny"),
         ({"search_fraction": 0.0}, "search_fraction"),
         ({"metrics": ["cola"], "finetune": {"epochs": -1}}, "the arm nsp: there is nothing to do in .* -1 epochs"),
         (
