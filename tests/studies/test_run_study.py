@@ -278,6 +278,12 @@ def kill(*args):
     raise Killed
 
 
+def asked_of(name, metric, *arms):
+    """Return a study that compares an arm with the first one by its only metric."""
+    question = {"text": "?", "arm": name, "reference": "a", "metric": metric, "predicted": "higher", "source": "none"}
+    return study_json(*arms, metrics=(metric,), questions=[question])
+
+
 @pytest.mark.parametrize(
     "options,message",
     [
@@ -300,6 +306,13 @@ def kill(*args):
             {"study": study_json(arm("a", transfer="features", transfer_options={"layer": 1}), metrics=("cola",))},
             "the arm a: unknown key 'layer'",
         ),
+        (
+            {"study": asked_of("b", "valid_loss", arm("a"), {"name": "b", "from_arm": "a"})},
+            "the arm b by valid_loss: it uses the model of a",
+        ),
+        ({"study": asked_of("b", "cola", arm("a"), arm("b", transfer="none"))}, "the arm b by cola: its `transfer`"),
+        ({"study": asked_of("a", "valid_loss", arm("a"))}, "compares the arm a with itself"),
+        ({"study": asked_of("b", "cola", arm("a"), arm("b", "ngram-3"))}, "the arm b by cola: it is an n-gram model"),
         ({"metrics": ["valid_loss"], "held_out": "one.txt"}, "`held_out` has no effect: no metric of the study tiny"),
         ({"search_fraction": 0.0}, "search_fraction"),
         ({"metrics": ["cola"], "finetune": {"epochs": -1}}, "the arm nsp: there is nothing to do in .* -1 epochs"),
