@@ -33,7 +33,8 @@ def test_a_study_runs_tiny(name, project, data, tmp_path, monkeypatch):
     study, metrics = STUDIES[name].replace(lr_factors=(1.0,)), SELECTED.get(name, STUDIES[name].metrics)
     overrides = {**tiny_overrides(study), "valid_fraction": 0.1}
     finetune = {"steps": 16, "batch_size": 4} if any(METRICS[metric].kind == "task" for metric in metrics) else {}
-    options = StudyOptions(overrides, finetune, metrics, data / "held-out.txt", max_examples=8)
+    held_out = data / "held-out.txt" if any(METRICS[metric].kind == "likelihood" for metric in metrics) else None
+    options = StudyOptions(overrides, finetune, metrics, held_out, max_examples=8)
     status = run_study(study, project / "corpus-bert", data, tmp_path / "out", "3steps", 1, options)
     assert status.errors == {} and status.is_complete
     rows = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("arms/*/seed-0.json")]

@@ -34,7 +34,9 @@ def run(project, study_data, tmp_path):
         finetune = (
             FINETUNE if any(name in METRICS_BY_NAME and METRICS_BY_NAME[name].kind == "task" for name in names) else {}
         )
-        options = {"held_out": study_data / "held-out.txt", "finetune": finetune, "overrides": TINY, **options}
+        reads_text = any(name in METRICS_BY_NAME and METRICS_BY_NAME[name].kind == "likelihood" for name in names)
+        held_out = {"held_out": study_data / "held-out.txt"} if reads_text else {}
+        options = {**held_out, "finetune": finetune, "overrides": TINY, **options}
         seeds, budget = options.pop("seeds", 1), options.pop("budget", "3steps")
         out = tmp_path / name
         return run_study(study, project / "corpus-bert", study_data, out, budget, seeds, StudyOptions(**options))
@@ -276,6 +278,12 @@ def kill(*args):
     raise Killed
 
 
+def asked_of(name, metric, *arms):
+    """Return a study that compares an arm with the first one by its only metric."""
+    question = {"text": "?", "arm": name, "reference": "a", "metric": metric, "predicted": "higher", "source": "none"}
+    return study_json(*arms, metrics=(metric,), questions=[question])
+
+
 @pytest.mark.parametrize(
     "options,message",
     [
@@ -298,6 +306,14 @@ def kill(*args):
             {"study": study_json(arm("a", transfer="features", transfer_options={"layer": 1}), metrics=("cola",))},
             "the arm a: unknown key 'layer'",
         ),
+        (
+            {"study": asked_of("b", "valid_loss", arm("a"), {"name": "b", "from_arm": "a"})},
+            "the arm b by valid_loss: it uses the model of a",
+        ),
+        ({"study": asked_of("b", "cola", arm("a"), arm("b", transfer="none"))}, "the arm b by cola: its `transfer`"),
+        ({"study": asked_of("a", "valid_loss", arm("a"))}, "compares the arm a with itself"),
+        ({"study": asked_of("b", "cola", arm("a"), arm("b", "ngram-3"))}, "the arm b by cola: it is an n-gram model"),
+        ({"metrics": ["valid_loss"], "held_out": "one.txt"}, "`held_out` has no effect: no metric of the study tiny"),
         ({"search_fraction": 0.0}, "search_fraction"),
         ({"metrics": ["cola"], "finetune": {"epochs": -1}}, "the arm nsp: there is nothing to do in .* -1 epochs"),
         (
@@ -476,3 +492,9 @@ def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):
     assert last["metrics"]["blimp"]["items"] == "seed-2.blimp.json" and last["seed"] == 2
     assert last["metrics"]["blimp"]["value"] == first["metrics"]["blimp"]["value"]
     assert (folder / "seed-2.blimp.json").read_bytes() == (folder / "seed-0.blimp.json").read_bytes()
+
+
+def test_a_search_without_held_out_documents_says_so(run, tmp_path):
+    study = study_json(arm("mlm", overrides={"objective": "MaskedLM"}), lr_factors=[0.5, 1.0])
+    status = run("out", study=study, overrides=TINY | {"valid_fraction": 0.0})
+    assert "no documents are held out that show its loss: hold out more (`valid_fraction`)" in str(status.errors)

@@ -33,6 +33,9 @@ def test_wrong_commands_are_rejected(rejects, command, tmp_path):
     rejects("study", "lineage", match=["--corpus, --data, --budget, --out missing"])
     rejects("study", "linage", *command[2:], match="did you mean 'lineage'")
     rejects(*command, "--metrics", "wic", match=["--metrics", "wic: wic"])
+    for option in ("--seeds", "--search-fraction"):
+        rejects("study", "--page", tmp_path, option, "1", match=f"{option} has no effect with --page")
+    rejects("study", "lineage", "--list", "--budget", "9s", match="--budget has no effect with --list")
     (tmp_path / "empty").mkdir()
     rejects("study", "--page", tmp_path / "empty", match="study.json is missing")
 

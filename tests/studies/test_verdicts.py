@@ -57,6 +57,11 @@ def test_void_arms_and_failed_runs():
     )
     rows[4]["recipe"] = {"name": "x", "family": "modernbert", "size": ""}
     assert "modernbert needs more steps or another learning rate" in answer(rows)[0].reason
+    rows[4]["valid"] = {}
+    assert answer(rows)[0].reason == (
+        "old has no validation loss, which would show whether it learned more than word frequencies (1 of 3 seeds): "
+        "hold out more documents (`valid_fraction`)."
+    )
     rows[4] = {"arm": "old", "seed": 1, "error": "the loss is nan"}
     (failed,) = answer(rows)
     assert failed.answer == "void" and failed.reason == "old, seed 1, failed: the loss is nan"

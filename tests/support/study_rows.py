@@ -26,8 +26,8 @@ def make_row(arm: str, seed: int, values: dict[str, float], **facts: Any) -> dic
     return {
         "arm": arm, "seed": seed, "recipe": {"objective": {"kind": "MaskedLM"}}, "lr": 1e-3, "steps": 900,
         "tokens": 14_700_000, "parameters": 11_200_000, "non_embedding_parameters": 3_200_000, "train_seconds": 90.2,
-        "device": "a GPU", "date": "2026-01-01 12:00", "torch": "2.11.0", "commit": "0123456789ab", "valid": {},
-        "unigram_loss": 7.0, "is_void": False, "warnings": [],
+        "device": "a GPU", "date": "2026-01-01 12:00", "torch": "2.11.0", "commit": "0123456789ab",
+        "valid": {"masked": 6.9}, "unigram_loss": 7.0, "is_void": False, "warnings": [],
         "metrics": {
             name: {"value": value, "metric": "accuracy", "num_examples": NUM_EXAMPLES, "seconds": 3.0}
             for name, value in values.items()

@@ -30,6 +30,7 @@ LIMIT_HELP = (
     "Stop after this time, such as 9m; no job is started that is not expected to end. The same command continues."
 )
 SEARCH_HELP = "Part of the budget that each learning rate is tried for."
+SEARCH_FRACTION = 1 / 6
 FAILED_STATUS, UNFINISHED_STATUS = 1, 3
 
 
@@ -46,7 +47,7 @@ def study(
     overrides: options.SetOption = [],
     finetune: Annotated[list[str], Option(help="Set a fine-tuning setting for all tasks: epochs=1.")] = [],
     max_examples: Annotated[int, Option(help=MAX_HELP, min=0)] = 0,
-    search_fraction: Annotated[float, Option(help=SEARCH_HELP, show_default="1/6")] = 1 / 6,
+    search_fraction: Annotated[float, Option(help=SEARCH_HELP, show_default="1/6")] = SEARCH_FRACTION,
     jobs: Annotated[int, Option(help=JOBS_HELP, min=0, show_default=False)] = 0,
     time_limit: Annotated[str, Option(help=LIMIT_HELP)] = "",
     keep_models: Annotated[bool, Option("--keep-models", help="Keep the models after they are measured.")] = False,
@@ -62,14 +63,17 @@ def study(
     budget, seeds, and learning-rate search. The same command continues a study that was stopped. Exits with 1 if an
     arm failed, and with 3 if --time-limit ended it before the last one.
     """
+    others: dict[str, Any] = {"--corpus": corpus, "--data": data, "--budget": budget, "--seeds": seeds != "3"}
+    others |= {"--arms": arms, "--metrics": metrics, "--held-out": held_out, "--set": overrides, "--finetune": finetune}
+    others |= {"--max-examples": max_examples, "--search-fraction": search_fraction != SEARCH_FRACTION, "--jobs": jobs}
+    others |= {"--time-limit": time_limit, "--keep-models": keep_models}
     if list_all:
+        _reject(others | {"--out": out, "--page": page}, "--list, which takes only NAME and --json")
         _list(name, as_json)
         return
     if page is not None:
-        others: dict[str, Any] = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--arms": arms}
-        others |= {"--metrics": metrics, "--held-out": held_out, "--set": overrides, "--finetune": finetune}
-        others |= {"--max-examples": max_examples, "--jobs": jobs, "--time-limit": time_limit}
-        _write_page(page, out, others | {"--keep-models": keep_models, "--json": as_json})
+        _reject({"NAME": name, **others, "--json": as_json}, "--page, which takes only --out")
+        _write_page(page, out)
         return
     from polyseme.studies.plan import StudyOptions
     from polyseme.studies.runner import run_study
@@ -78,18 +82,10 @@ def study(
     _require(required)
     assert name and corpus and data and out
     study_options = StudyOptions(
-        parse_settings(overrides),
-        parse_settings(finetune),
-        _split(metrics),
-        held_out,
-        max_examples,
-        search_fraction,
-        keep_models=keep_models,
-        arms=_split(arms),
-        jobs=jobs,
-        time_limit=_parse_limit(time_limit),
+        parse_settings(overrides), parse_settings(finetune), _split(metrics), held_out, max_examples, search_fraction,
+        keep_models=keep_models, arms=_split(arms), jobs=jobs, time_limit=_parse_limit(time_limit),
         command=shlex.join(["polyseme", *sys.argv[1:]]),
-    )
+    )  # fmt: skip
     status = run_study(name, corpus, data, out, budget, parse_seeds(seeds), study_options)
     _print_status(status, as_json)
     if status.errors or status.is_stopped:
@@ -102,12 +98,16 @@ def _require(values: dict[str, Any]) -> None:
         raise ConfigError(f"{', '.join(missing)} missing: a study needs a name, a corpus, data, a budget and a folder")
 
 
-def _write_page(study_folder: Path, out: Path | None, others: dict[str, Any]) -> None:
-    """Write the pages of a study again; options that are for running one are rejected."""
+def _reject(values: dict[str, Any], other: str) -> None:
+    """Raise `ConfigError` for options for running a study beside one that does something else."""
+    if ignored := [flag for flag, value in values.items() if value]:
+        raise ConfigError(f"{ignored[0]} has no effect with {other}")
+
+
+def _write_page(study_folder: Path, out: Path | None) -> None:
+    """Write the pages of a study again."""
     from polyseme.studies.runner import rewrite_pages
 
-    if ignored := [flag for flag, value in others.items() if value]:
-        raise ConfigError(f"{ignored[0]} has no effect with --page, which takes only --out")
     print(rewrite_pages(study_folder, out))
 
 

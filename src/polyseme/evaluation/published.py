@@ -174,9 +174,11 @@ def _read_row(table: PublishedTable, path: Path, content: Mapping[str, Any], nam
     for column, value in values.items():
         if column not in table.columns:
             raise DataError(f"{path}: {table.name} has no column {column!r}; {suggest(column, table.columns)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not has_shape(value, float) or not math.isfinite(value):
             raise DataError(f"{path}: {column} is {value!r}, expected a number in the units of the table")
-    return MeasuredResult(str(content.get("system", name)), dict(values), split, source=str(path))
+    if not isinstance(system := content.get("system", name), str):
+        raise DataError(f"{path}: system is {system!r}, expected the name of the system")
+    return MeasuredResult(system, dict(values), split, source=str(path))
 
 
 def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
@@ -192,10 +194,12 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
         settings = {"pll_metric": "original", "normalization": "none"}
         other = [f"{key} {value}" for key, plain in settings.items() if (value := entry.get(key) or plain) != plain]
         return SystemScores(system, values, notes=(f"{system}: {', '.join(other)}",) if other else ())
-    if not isinstance(entry, dict) or not entry.get("dataset"):
+    if not has_shape(entry, {"dataset": str}) or not entry["dataset"]:
         raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
     metrics: DatasetValues = {
-        (entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)
+        (entry["dataset"], key): (value,)
+        for key, value in entry.items()
+        if isinstance(value, float) and math.isfinite(value)
     }
     num_parameters = entry.get("parameters", 0)
     return SystemScores(name, metrics, num_parameters if isinstance(num_parameters, int) else 0)

@@ -93,6 +93,8 @@ class Study(Config):
                 raise ConfigError(f"the arm {arm.name} uses the model of {arm.from_arm}, which has no model of its own")
         for question in self.questions:
             self.find_arm(question.arm), self.find_arm(question.reference)
+            if question.arm == question.reference:
+                raise ConfigError(f"a question compares the arm {question.arm} with itself: choose another reference")
             if question.metric not in self.metrics:
                 raise ConfigError(f"a question is about {question.metric!r}; {suggest(question.metric, self.metrics)}")
         return self

@@ -149,6 +149,8 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
             results = run_pretraining(short.replace(optimizer=short.optimizer.replace(lr=lr)), corpus, folder)
             rate |= {"loss": validation_loss(results), "steps": results["steps"]}
             rate["is_void"] = is_void(short, results, unigram_loss)
+            if not results["valid"]:
+                rate["error"] = "no documents are held out that show its loss: hold out more (`valid_fraction`)"
         except ModelError as error:
             rate["error"] = str(error)
         rates.append(rate)

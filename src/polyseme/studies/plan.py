@@ -19,6 +19,7 @@ from polyseme.finetuning.resume import first_difference
 from polyseme.io.atomic import atomic_directory, is_occupied
 from polyseme.io.json import has_shape, read_json_object, write_json
 from polyseme.studies.base import Arm, Study
+from polyseme.studies.metrics import METRICS
 from polyseme.train.recipe import BudgetConfig
 
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
@@ -92,6 +93,12 @@ class StudyPlan:
         folder = Path(data).resolve()
         if not folder.is_dir():
             raise DataError(f"there is no folder {data}: `data` is the folder of the data sets")
+        if options.held_out and not any(
+            name in METRICS and METRICS[name].kind == "likelihood" for name in study.metrics
+        ):
+            raise ConfigError(
+                f"`held_out` has no effect: no metric of the study {study.name} is the likelihood of text"
+            )
         held_out = options.held_out or _find_held_out(folder)
         options = replace(options.check(), held_out=held_out and Path(held_out).resolve())
         return cls(study, out, Path(corpus).resolve(), folder, BudgetConfig.parse(budget), tuple(seed_list), options)

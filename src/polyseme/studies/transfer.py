@@ -18,6 +18,7 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 from polyseme.finetuning.grid import override
 from polyseme.finetuning.results import SeedResult
+from polyseme.ngram.train import NgramRecipe
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.pipelines.ulmfit import UlmfitConfig, finetune_lm, load_pretrained
 from polyseme.studies.arms import resolve_recipe
@@ -54,7 +55,14 @@ class TaskTransfer:
 
 
 def check_transfer(study: Study, finetune_options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` unless the options of every arm, and those for all of them, are settings of its training."""
+    """Raise `ConfigError` unless the options of every arm, and those for all of them, are settings of its training.
+
+    Also if a question compares an arm in what is never measured of it: it would stay open, and count as a test.
+    """
+    for question in study.questions:
+        for name in (question.arm, question.reference):
+            if reason := _unmeasured_reason(study, study.find_arm(name), question.metric):
+                raise ConfigError(f"a question compares the arm {name} by {question.metric}: {reason}")
     tasks = [METRICS[name].task() for name in study.metrics if METRICS[name].kind == "task"]
     data = [TaskData(task, [], []) for task in tasks]
     arms = [arm for arm in study.arms if arm.transfer != "none"] if tasks else []
@@ -73,6 +81,16 @@ def check_transfer(study: Study, finetune_options: Mapping[str, Any]) -> None:
             config.validate()
         except ConfigError as error:
             raise ConfigError(f"the arm {arm.name}: {error}") from None
+
+
+def _unmeasured_reason(study: Study, arm: Arm, metric: str) -> str:
+    """Return why an arm has no value of a metric, whatever its model; empty if it has one."""
+    if METRICS[metric].kind != "task":
+        return f"it uses the model of {arm.from_arm}, so only tasks are measured" if arm.from_arm else ""
+    if arm.transfer == "none":
+        return "its `transfer` is none, so no task is measured"
+    is_counted = isinstance(resolve_recipe(study.find_arm(arm.from_arm or arm.name), {}), NgramRecipe)
+    return "it is an n-gram model, which learns no task" if is_counted else ""
 
 
 def _is_ulmfit(study: Study, arm: Arm) -> bool:

@@ -159,12 +159,21 @@ def _void_reason(rows: Sequence[Row], arms: tuple[str, str]) -> str:
                 return f"{arm}, seed {row['seed']}, failed: {row['error']}"
         if void := [row for row in arm_rows if row.get("is_void")]:
             share = "all seeds" if len(void) == len(arm_rows) else f"{len(void)} of {len(arm_rows)} seeds"
-            return f"{arm} never left the word-frequency plateau ({share}): {advise(void[0])}."
+            return f"{arm} {void_reason(void[0])} ({share}): {advise(void[0])}."
     return ""
 
 
+def void_reason(row: Row) -> str:
+    """Say why a model is void: its loss is that of word frequencies, or nothing was held out to measure it on."""
+    if row.get("valid") == {}:
+        return "has no validation loss, which would show whether it learned more than word frequencies"
+    return "never left the word-frequency plateau"
+
+
 def advise(row: Row) -> str:
-    """Say what would help a model that learned nothing but word frequencies."""
+    """Say what would help a void model."""
+    if row.get("valid") == {}:
+        return "hold out more documents (`valid_fraction`)"
     try:
         recipe = Recipe.from_json(row["recipe"])
         block = getattr(recipe.model_config(1000).trunk, "block", None)

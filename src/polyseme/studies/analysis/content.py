@@ -21,7 +21,7 @@ from polyseme.studies.analysis.table import (
     weak_arms,
 )
 from polyseme.studies.metrics import METRICS
-from polyseme.studies.verdicts import POWER, Verdict, advise
+from polyseme.studies.verdicts import POWER, Verdict, advise, void_reason
 
 TOKENIZER_MISMATCH = re.compile(r"expects a tokenizer of kind (\S+), but that of the corpus is (\S+):")
 ANSWERS = ("agrees", "disagrees", "undecided", "void", "missing")
@@ -166,10 +166,10 @@ def _scores(results: StudyResults) -> list[Block]:
 def _rate_note(results: StudyResults) -> str:
     share = 100 * float(results.settings["search_fraction"])
     return (
-        "Every arm tried the same factors of the learning rate of its recipe in short runs "
-        f"({share:.2g} % of the budget; the loss on documents that no result uses decides). On tasks, all fine-tuned "
-        "arms have one optimizer, rate and number of steps, and so have all networks over frozen features, except "
-        "where the note of an arm names others."
+        "Every arm tried the same factors of the learning rate of its recipe in short runs, and further ones while the "
+        f"best was the largest or smallest ({share:.2g} % of the budget; the loss on documents that no result uses "
+        "decides). On tasks, all fine-tuned arms have one optimizer, rate and number of steps, and so have all "
+        "networks over frozen features, except where the note of an arm names others."
     )
 
 
@@ -228,7 +228,7 @@ def _warnings(results: StudyResults) -> list[tuple[str, str]]:
     for arm in results.study.arms:
         rows = results.arm_rows(arm.name)
         if void := [row for row in rows if row.get("is_void")]:
-            text = f"it never left the word-frequency plateau; {advise(void[0])}."
+            text = f"it {void_reason(void[0])}; {advise(void[0])}."
             entries.append((f"{arm.name} is void ({len(void)} of {len(rows)} seeds)", text))
         for row in rows:
             for text in row.get("warnings", []):
