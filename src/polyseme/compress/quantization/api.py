@@ -123,7 +123,7 @@ def quantize(
     if data is None and task:
         raise ConfigError("`task` has no effect without `data`")
     ensure_new_directory(path)
-    graph_format = OnnxFormat(config.opset or DEFAULT_OPSET)
+    graph_format = OnnxFormat(DEFAULT_OPSET if config.opset is None else config.opset)
     if config.is_graph:
         graph_format.check()
     texts = [] if calibration is None else read_calibration(calibration)
