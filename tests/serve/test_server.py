@@ -1,6 +1,7 @@
 """The process: its address, its token, its hosts, its end, and its command."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -89,6 +90,20 @@ def test_texts_are_not_logged(url, caplog):
             send(url, "/v1/embed", {"model": "bert", **body})
         send(url, "/v1/fill", {"model": "bert", "text": "secretword"})
     assert "secretword" not in caplog.text
+
+
+def test_a_body_that_does_not_arrive_ends_its_connection(models):
+    with running_server({"bert": models["bert"]}, timeout=0.3) as address:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+        connection.putrequest("POST", "/v1/embed")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"text": ')
+        answer = connection.getresponse()
+        error = {"type": "deadline_exceeded", "message": "the body did not arrive within 0.3 s"}
+        assert (answer.status, json.loads(answer.read())) == (503, {"error": error}) and answer.will_close
+        connection.close()
+        assert send(address, "/v1/embed", {"text": "the cat"}).status == 200
 
 
 # ---------------------------------------------------------------------------------------------------- command
