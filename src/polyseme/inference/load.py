@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from polyseme.errors import ConfigError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, UnsupportedError, is_out_of_memory, suggest
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import ElmoModel
 from polyseme.inference.feature_model import FeatureModel
@@ -54,6 +54,7 @@ def load(
     path = resolve_model(model)
     restore_directory(path)
     if find_elmo_files(path):
+        _check_device(device)
         loaded: LanguageModel = ElmoModel.load(path, device)
     elif path.is_file():
         loaded = WordVectors.load(path)
@@ -68,6 +69,17 @@ def load(
     if task or precision != "float32":
         raise ConfigError(f"{path} is {loaded.description}: precision and task do not apply")
     return loaded
+
+
+def _check_device(device: str | None) -> None:
+    """Raise if torch does not know a device, or cannot use it on this machine."""
+    try:
+        torch.empty(0, device=device or "cpu")
+    except (RuntimeError, AssertionError) as error:  # torch raises the latter if it is built without CUDA
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"`device` is {device!r}, which torch cannot use here: use 'cpu' ({reason})") from None
 
 
 def load_neural(model: str | Path | LanguageModel, device: str | None = None) -> NeuralLM:
@@ -86,6 +98,7 @@ def _load_neural(
             raise ConfigError(f"{path} is a graph that runs on the CPU: leave device and precision out")
         folder, device = load_onnx_model(path, verify), "cpu"
     else:
+        _check_device(device)
         folder = load_model(path, verify=verify)
     if task:
         folder = select_task(folder, task, tasks)
