@@ -161,6 +161,12 @@ def test_sigterm_finishes_what_is_in_progress(folder):
         process.stderr.close()
 
 
+@pytest.mark.parametrize("url", ["ftp://localhost", "localhost:8000", "http://", "http://[::1", "http://localhost:x"])
+def test_what_is_no_address_is_rejected(url):
+    with pytest.raises(polyseme.PolysemeError, match=f"^the address '{re.escape(url)}' is not one of a server"):
+        polyseme.connect(url)
+
+
 def test_bad_options_are_one_line(folder, rejects, tmp_path, monkeypatch):
     for device in ("tpu", "cuda:99"):
         rejects("serve", "--port", 0, folder, "--device", device, match=f"--device is '{device}', which torch cannot")
