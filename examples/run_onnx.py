@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 folder, texts = Path(sys.argv[1]), sys.argv[2:]
 about = json.loads((folder / "export.json").read_text())
+if "outputs" not in about:
+    sys.exit(f"{folder} continues or translates texts: run generate_onnx.py")
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 tokenizer.enable_padding(pad_id=about["pad_id"])
 tokenizer.enable_truncation(about["max_length"])
@@ -32,6 +34,8 @@ outputs = dict(zip([each["name"] for each in about["outputs"]], session.run(None
 
 def best_tags(rows, transitions=0.0, start=0.0, end=0.0):
     """Return the best sequence of labels, under the transitions of a CRF if there are any (Viterbi)."""
+    if not len(rows):
+        return []
     scores, paths = rows[0] + start, [[tag] for tag in range(len(labels))]
     for row in rows[1:]:
         candidates = scores[:, None] + np.zeros_like(row) + transitions

@@ -259,3 +259,11 @@ def test_command(project, run_cli, cli, tmp_path):
     assert answer.status == 2 and "--text is for a fine-tuned model" in answer.err
     answer = cli("distill", project / "run-bert", "--task", "classification", "--data", train, "--out", tmp_path / "no")
     assert answer.status == 2 and "fine-tune the teacher first" in answer.err
+
+
+def test_options_for_language_models_are_rejected(project, rejects, tmp_path):
+    command = ["distill", project / "run-classification", "--task", "classification", "--out", tmp_path / "run"]
+    command += ["--data", labeled(project, "classification")["data"]]
+    rejects(*command, "--budget", "3steps", match="--budget is for a language model: with --task, --set epochs=3")
+    rejects(*command, "--seed", 3, match="--seed is for a language model: with --task, pass --seeds")
+    assert not (tmp_path / "run").exists()

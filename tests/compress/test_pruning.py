@@ -236,6 +236,19 @@ def test_rejected_commands(rejects, project, tiny_folders, tmp_path):
     check(bert, "--layers", 1, "--strategy", "norm", match="layers are pruned by loss, alternate, top, random")
     check(bert, "--layers", 1, "--random", match="--random has no effect without --data")
     check(bert, "--layers", 1, "--pad", match="--pad has no effect")
+    check(bert, "--layers", 1, "--max-examples", 3, match="--max-examples has no effect on the strategy top")
+    check(
+        bert,
+        "--heads",
+        1,
+        "--data",
+        texts,
+        "--set",
+        "gate_penalty=1",
+        match="`gate_penalty` has no effect on the strategy importance",
+    )
+    check(bert, "--heads", 1, "--data", texts, "--dev", texts, "--budget", "3steps", match="--dev, set --epochs")
+    check(bert, "--layers", 1, "--corpus", out, "--epochs", 3, match="--corpus, set --budget")
     check(bert, "--layers", 1, "--data", empty, match="empty")
     check(bert, "--layers", 1, "--data", texts, "--task", "glue/sts-b", match="--task has no effect")
     check(tiny_folders["rnn_lm"], "--layers", 1, match="no Transformer layers")

@@ -151,6 +151,7 @@ def test_a_worse_model_is_not_written(tagger, tmp_path, rejects, monkeypatch):
         (("--to", "int8", "--data", "EMPTY", "--max-drop", -1), "--max-drop is -1"),
         (("--to", "bfloat16", "--opset", 20), "--opset has no effect"),
         (("--to", "int8", "--opset", 11), "--opset is 11"),
+        (("--to", "int8", "--opset", 0), "--opset is 0"),
         (("--to", "int8", "--head", "masked"), "head 'masked' cannot be exported"),
     ],
 )

@@ -13,6 +13,7 @@ from polyseme.explain.attention_page.packing import pack_weights, unpack_weights
 from polyseme.explain.attention_page.page import AttentionView, PanelMap
 from polyseme.explain.attention_page.panels import choose_start
 from polyseme.explain.attention_page.patterns import head_patterns, name_heads, pattern_rows
+from polyseme.explain.attribution import explain_attribution
 from tests.support.pages import check_svg, parse_page
 
 TEXT = "the old cat sees the dog."
@@ -151,3 +152,12 @@ def test_bad_input_is_one_line(rejects, tiny_folders, family, options, message):
 
 def test_long_text_is_not_truncated(rejects, tiny_folders):
     rejects("explain", tiny_folders["bert"], "--text", TEXT * 20, match=r"tokens.*48")
+
+
+def test_the_current_folder_is_named(tiny_folders, monkeypatch):
+    monkeypatch.chdir(tiny_folders["bert"])
+    model, name = polyseme.load(".", device="cpu"), tiny_folders["bert"].name
+    attention = explain_attention([model], [TEXT])
+    assert f"<title>Attention of {name}</title>" in attention.page and attention.summary.startswith(f"{name} reads")
+    text = f"the {model.tokenizer.mask_token} cat sees the dog."
+    assert explain_attribution(model, text, method="gradient_x_input").record["model"] == name

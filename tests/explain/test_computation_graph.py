@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -46,6 +47,18 @@ def test_the_lectures_exercises_at_42(expression, gradient):
 def test_an_overflow_names_its_node():
     with pytest.raises(DataError, match=r"^exp\(2 \* x\*\*3 \+ 10\): exp overflows at 148186$"):
         differentiate("exp(2*x**3 + 10)", x=42)
+
+
+@pytest.mark.parametrize(
+    "expression,message",
+    [
+        ("1/x", "1 / x: the gradient of divide overflows at 1, 1e-200"),
+        ("x**-1", "x**(-1): the gradient of power overflows at 1e-200, -1"),
+    ],
+)
+def test_an_overflow_of_a_gradient_names_its_node(expression, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        differentiate(expression, x=1e-200)
 
 
 @pytest.mark.parametrize("expression", ["log(x - 42)", "1/(x - 42)", "(-x)**0.5", "(x - 42)**-1"])

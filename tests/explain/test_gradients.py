@@ -60,6 +60,7 @@ def test_command_compares_models_in_a_page(tiny_folders, run_cli, rejects, tmp_p
     ]
     assert (tmp_path / "g-gradients.svg").read_text().count("stroke-linejoin") == 4
     rejects("gradients", *folders, *args, tmp_path / "g.html", match="exists")
+    rejects("gradients", *folders, *args, tmp_path / "g-gradients.svg", match="exists")
     rejects("gradients", tiny_folders["t5"], *args, tmp_path / "t.svg", match="not a causal language model")
     rejects("gradients", tiny_folders["bert"], *args[:3], 23, "--out", tmp_path / "t.svg", match="expected 1 to 22")
 

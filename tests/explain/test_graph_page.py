@@ -51,6 +51,8 @@ def test_names_cannot_escape_into_the_page():
         (("--at", "x=1"), "explain needs a model and --text"),
         ((), "or --graph"),
         (("--graph", "exp(x)", "--at", "x=1000"), "exp(x): exp overflows at 1000"),
+        (("--graph", "x", "--at", "x=nan"), "x is nan, expected a finite number"),
+        (("--graph", "x", "--at", "x=1, x=2"), "--at has two values of x: 1 and 2"),
     ],
 )
 def test_bad_input_is_one_line(rejects, arguments, message):

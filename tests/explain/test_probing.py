@@ -175,6 +175,8 @@ def test_errors(bert, treebank, tmp_path, rejects):
     assert "did you mean 'ud-pos'" in rejects("probe", bert, "--task", "ud-poz", "--data", treebank)
     rejects(*good, "--layers", "0,9", match="has no layer 9: --layers are 0 to 1")
     rejects(*good, "--layers", "x", match="--layers 'x' is not a list of layers")
+    rejects(*good, "--layers", "0-", match="--layers '0-' is not a list of layers")
+    rejects(*good, "--layers", "0-99999999999", match="is not a list of layers")
     rejects(*good, "--seeds", "0", match="--seeds is 0")
     rejects(*good, "--max-examples", "2", match="--max-examples is 2")
     rejects(*good, "--out", tmp_path / "page.txt", match="does not end in .html")

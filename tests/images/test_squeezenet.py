@@ -117,6 +117,7 @@ def test_files(tmp_path):
         ({"features": np.ones((1, 0, 2)), "names": ["a"]}, "expected floats"),
         ({"features": np.ones((2, 4, 2)), "names": ["a", "a"]}, "need as many different names"),
         ({"features": np.ones((1, 5, 2)), "names": ["a"]}, "5 regions are no grid of 2 × 2"),
+        ({"features": np.ones((1, 4, 2)), "names": ["a"], "grid": [4]}, r"grid is \[4\], expected the numbers of rows"),
         ({"features": np.full((1, 4, 2), np.nan), "names": ["a"]}, "not finite"),
         ({"features": np.ones((1, 4, 2)), "names": ["a"], "boxes": np.ones((1, 3, 4))}, r"boxes is \(1, 3, 4\)"),
     ],
@@ -126,3 +127,18 @@ def test_wrong_arrays_of_regions(arrays, message, tmp_path):
     with pytest.raises(DataError, match=message) as error:
         RegionFile.open(tmp_path / "regions.npz")
     assert "regions.npz" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("open_file", [RegionFile.open, SqueezeNet.load])
+@pytest.mark.parametrize("damage", ["cut", "changed", "array"])
+def test_damaged_files_of_arrays(open_file, damage, tmp_path):
+    path = tmp_path / "arrays.npz"
+    np.savez_compressed(path, features=np.random.default_rng(0).normal(size=(1, 4, 200)), names=["a"])
+    content = path.read_bytes()
+    if damage == "array":
+        with open(path, "wb") as file:
+            np.save(file, np.ones(3))
+    else:
+        path.write_bytes(content[:3000] if damage == "cut" else content[:200] + b"\xff" * 50 + content[250:])
+    with pytest.raises(DataError, match=r"arrays\.npz is not an \.npz file of arrays"):
+        open_file(path)

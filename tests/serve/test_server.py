@@ -1,6 +1,7 @@
 """The process: its address, its token, its hosts, its end, and its command."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -91,6 +92,20 @@ def test_texts_are_not_logged(url, caplog):
     assert "secretword" not in caplog.text
 
 
+def test_a_body_that_does_not_arrive_ends_its_connection(models):
+    with running_server({"bert": models["bert"]}, timeout=0.3) as address:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+        connection.putrequest("POST", "/v1/embed")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"text": ')
+        answer = connection.getresponse()
+        error = {"type": "deadline_exceeded", "message": "the body did not arrive within 0.3 s"}
+        assert (answer.status, json.loads(answer.read())) == (503, {"error": error}) and answer.will_close
+        connection.close()
+        assert send(address, "/v1/embed", {"text": "the cat"}).status == 200
+
+
 # ---------------------------------------------------------------------------------------------------- command
 
 
@@ -146,7 +161,15 @@ def test_sigterm_finishes_what_is_in_progress(folder):
         process.stderr.close()
 
 
+@pytest.mark.parametrize("url", ["ftp://localhost", "localhost:8000", "http://", "http://[::1", "http://localhost:x"])
+def test_what_is_no_address_is_rejected(url):
+    with pytest.raises(polyseme.PolysemeError, match=f"^the address '{re.escape(url)}' is not one of a server"):
+        polyseme.connect(url)
+
+
 def test_bad_options_are_one_line(folder, rejects, tmp_path, monkeypatch):
+    for device in ("tpu", "cuda:99"):
+        rejects("serve", "--port", 0, folder, "--device", device, match=f"--device is '{device}', which torch cannot")
     monkeypatch.setattr("polyseme.serve.server.serve_models", lambda *_: pytest.fail("the server started"))
     rejects("serve", "--port", 0, tmp_path / "nothing", match="nothing")
     rejects("serve", "--port", 0, folder, folder, match="two models are called 'bert'")

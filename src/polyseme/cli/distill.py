@@ -47,6 +47,9 @@ def distill(
     if from_scratch:
         settings["from_scratch" if task else "objective.init_from_teacher"] = bool(task)
     files = {"data": data, "dev": dev, "text": text, "seeds": parse_seeds(seeds) if seeds else None}
+    for name, advice in {"budget": "--set epochs=3 says how long to train", "seed": "pass --seeds"}.items():
+        if task and name in settings:
+            raise ConfigError(f"--{name} is for a language model: with --task, {advice}")
     for name, value in files.items():
         if value is not None and not task:
             raise ConfigError(f"--{name} is for a fine-tuned model: pass --task too")

@@ -245,11 +245,13 @@ def _geometry(arguments: dict[str, Any]) -> "Explanation":
 def _graph(arguments: dict[str, Any]) -> "Explanation":
     from polyseme.explain.graph.page import explain_graph
 
-    values = {}
+    values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in arguments.get("at", "").split(","))):
-        name, _, number = part.partition("=")
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        if name in values:
+            raise ConfigError(f"--at has two values of {name}: {values[name]:g} and {number}")
         try:
-            values[name.strip()] = float(number)
+            values[name] = float(number)
         except ValueError:
             raise ConfigError(f"--at {part!r} is not a name and a number, such as x=1") from None
     return explain_graph(arguments["graph"], values)

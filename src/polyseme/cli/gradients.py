@@ -23,13 +23,15 @@ def gradients(
     from polyseme.explain.explanation import check_page_path
     from polyseme.explain.gradients import explain_gradients
     from polyseme.inference.load import load_neural
-    from polyseme.io.atomic import write_text
+    from polyseme.io.atomic import ensure_new_file, write_text
     from polyseme.report.svg import standalone_svg
 
     if out.suffix not in (".svg", ".html"):
         raise ConfigError(f"--out {out} does not end in .svg or .html")
     if out.suffix == ".html":
         check_page_path(out)
+    else:
+        ensure_new_file(out)
     texts = read_texts(data)
     explanation = explain_gradients((load_neural(folder) for folder in models), texts, max_distance=max_distance)
     if out.suffix == ".html":

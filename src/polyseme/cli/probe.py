@@ -1,5 +1,6 @@
 """`polyseme probe`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +71,8 @@ def parse_layers(text: str) -> list[int] | None:
     """Parse `0,3,6` or `0-6`; None if empty."""
     layers: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ConfigError(f"--layers {text!r} is not a list of layers such as 0,3,6 or 0-6")
-        layers += range(int(first), int(last or first) + 1)
+        layers += range(int(match[1]), int(match[2] or match[1]) + 1)
     return layers or None

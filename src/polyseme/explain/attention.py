@@ -158,7 +158,7 @@ def _steps_section(steps: Sequence[AttentionSteps], panels: Sequence[AttentionPa
 
 def _model_name(model: LanguageModel) -> str:
     """Return the name of a model's folder, after that of its run if it is only called `model`."""
-    path = model.path
+    path = model.path.absolute()  # that of the folder `.` has no name
     return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 

@@ -104,10 +104,13 @@ def _build(
     lead = f'<b dir="auto">{escape(texts[0])}</b>' if len(texts) == 1 else f"{len(texts)} texts"
     lead += f' <span dir="auto">‖ {escape(pair)}</span>' if pair else ""
     page = html_page(
-        question, f"{lead}, read by {escape(model.path.name)}", sections, key_figures(_cards(attributions)) + _STYLE
+        question,
+        f"{lead}, read by {escape(model.path.absolute().name)}",
+        sections,
+        key_figures(_cards(attributions)) + _STYLE,
     )
     record = {
-        "model": model.path.name,
+        "model": model.path.absolute().name,
         "texts": [_describe(text, pair, rows) for text, rows in zip(texts, attributions)],
         "deletion": deletion.describe(),
     }

@@ -3,12 +3,15 @@
 import struct
 import zlib
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from polyseme.errors import DataError, require_packages
 
 MAX_PIXELS = 1 << 26
+# what `np.load` raises for a damaged file, and for one that is no .npz
+NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, TypeError, NotImplementedError, BadZipFile, zlib.error)
 
 
 def read_image(path: str | Path) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyseme.config import Config
 from polyseme.errors import DataError
-from polyseme.images.files import check_size, read_image
+from polyseme.images.files import NPZ_ERRORS, check_size, read_image
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RegionFile:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 contents = {name: arrays[name] for name in ("features", "names", "grid", "boxes") if name in arrays}
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except NPZ_ERRORS as error:
             raise DataError(f"{path} is not an .npz file of arrays ({' '.join(str(error).split())[:80]})") from None
         features, names = (contents.get(name) for name in ("features", "names"))
         if features is None or names is None:
@@ -140,6 +140,8 @@ class RegionFile:
 def _grid_of(grid: np.ndarray | None, num_regions: int, has_boxes: bool, path: Path) -> tuple[int, int]:
     if has_boxes:
         return 1, num_regions
+    if grid is not None and (grid.size != 2 or grid.dtype.kind not in "iu"):
+        raise DataError(f"{path}: grid is {grid.tolist()}, expected the numbers of rows and columns")
     side = round(num_regions**0.5)
     rows, columns = (side, side) if grid is None else (int(n) for n in np.ravel(grid)[:2])
     if rows * columns != num_regions:

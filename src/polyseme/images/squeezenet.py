@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.errors import DataError
-from polyseme.images.files import read_image
+from polyseme.images.files import NPZ_ERRORS, read_image
 from polyseme.io.atomic import atomic_write, ensure_new_file
 from polyseme.progress import progress
 
@@ -41,7 +41,7 @@ class SqueezeNet:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 weights = {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
-        except (OSError, ValueError, KeyError, EOFError, TypeError) as error:
+        except NPZ_ERRORS as error:
             raise DataError(f"{path} is not an .npz file of arrays ({' '.join(str(error).split())[:80]})") from None
         for name, shape in _expected_shapes().items():
             if name not in weights:

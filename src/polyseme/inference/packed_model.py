@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import ConfigError, TextError, TextTooLongError
+from polyseme.errors import ConfigError, TextError, TextTooLongError, is_out_of_memory
 from polyseme.families import text_start_id
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
@@ -40,7 +40,9 @@ def select_device(name: object = None) -> torch.device:
     try:
         device = torch.device(name)  # type: ignore[call-overload]
         torch.empty(1, device=device).cpu()
-    except (RuntimeError, TypeError, ValueError, AssertionError):  # torch has no common class of such errors
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # torch has no common class of such errors
+        if is_out_of_memory(error):
+            raise
         available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         problem = f"device is {name!r}, which cannot be used on this machine"
         raise ConfigError(f"{problem}; valid: {', '.join(available)}") from None

@@ -1,6 +1,7 @@
 """Rejection of requests before they are read, while no model has room for them."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -60,7 +61,10 @@ class AdmissionMiddleware:
             await self.app(scope, receive, send)
             return
         start = time.perf_counter()
-        is_read = await drain(scope, receive)
+        is_read: bool | None = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.state.config.timeout):
+                is_read = await drain(scope, receive)
         if is_read is not None:
             await send_error(error, send, closes_connection=not is_read)
         self.state.record_request(verb, error.status if is_read is not None else 499, time.perf_counter() - start)

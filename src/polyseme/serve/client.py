@@ -54,8 +54,12 @@ class RemoteModel(LanguageModel):
     """A model of a server. Threads may share it: each has its own connection."""
 
     def __init__(self, url: str, model: str = "", token: str = "", timeout: float = 60.0):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a bracket that is not closed, or of a port that is no number
+            is_address = False
+        if not is_address:
             raise ConfigError(f"the address {url!r} is not one of a server, such as http://127.0.0.1:8000")
         self.url, self.token, self.timeout, self._parts = url.rstrip("/"), token, timeout, parts
         self._local = threading.local()

@@ -26,19 +26,27 @@ WATCH_AFTER = 0.02  # seconds until a request is watched for the disconnection o
 
 
 async def read_request(request: Request, cls: type[Any]) -> tuple[Any, int]:
-    """Read, parse and check the body; return the request and the size of its body."""
+    """Read, parse and check the body; return the request and the size of its body.
+
+    A body that does not arrive within the server's timeout is an error, and ends the connection.
+    """
+    seconds = request.app.state.server.config.timeout
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RequestError("unsupported_media_type", "the header Content-Type has to be application/json")
     parts, size = [], 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise RequestError("too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
-            parts.append(part)
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise RequestError("too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
+                parts.append(part)
     except ClientDisconnect:
         raise asyncio.CancelledError from None
+    except TimeoutError:
+        message = f"the body did not arrive within {seconds:g} s"
+        raise RequestError("deadline_exceeded", message, {"Connection": "close"}) from None
     try:
         value = parse_strict(b"".join(parts).decode())
     except UnicodeDecodeError:

@@ -73,6 +73,7 @@ def prune(
     is_trained = has_examples or config.needs_training or comparison.from_scratch or comparison.seeds != 1
     if is_trained:
         _check_training(config, comparison, data, dev, corpus)
+        _check_length(corpus is not None, training_options)
     else:
         _check_options(config, comparison, data, task, training_options)
     ensure_new_directory(path)
@@ -104,6 +105,14 @@ def _check_training(config: PruningConfig, comparison: ComparisonOptions, data: 
         elif comparison.from_scratch or comparison.seeds != 1:
             reason = f"`{'from_scratch' if comparison.from_scratch else 'seeds'}` has no effect without training"
         raise ConfigError(f"{reason}: pass `data` for training and `dev`, or for a language model a `corpus`")
+
+
+def _check_length(has_corpus: bool, training_options: dict[str, Any]) -> None:
+    """Raise for the option that says how long the other kind of training is."""
+    if has_corpus and "epochs" in training_options:
+        raise ConfigError("`epochs` is for a training on `data`: with a `corpus`, set `budget`")
+    if not has_corpus and "budget" in training_options:
+        raise ConfigError("`budget` is for a training on a `corpus`: with `dev`, set `epochs`")
 
 
 def _check_options(

@@ -91,7 +91,7 @@ class PruningConfig(Config):
         return self.schedule != "one-shot" or self.strategy == "gates"
 
     def resolve(self, has_data: bool) -> "PruningConfig":
-        """Return the config with its strategy chosen; raise if it needs data and there are none."""
+        """Return the config with its strategy chosen; raise if it lacks data, or has no use for an option."""
         strategies = STRATEGIES[self.part]
         strategy = self.strategy
         if strategy == "auto":
@@ -102,6 +102,9 @@ class PruningConfig(Config):
                 f"pruning {self.part} by {strategy} needs `data`: examples of the model's task, or texts; "
                 f"or set `strategy` to {others}"
             )
+        for name, users in {"max_examples": ("loss", "importance"), "gate_penalty": ("gates",)}.items():
+            if getattr(self, name) != getattr(PruningConfig, name) and strategy not in users:
+                raise ConfigError(f"`{name}` has no effect on the strategy {strategy}: it is for {' and '.join(users)}")
         return self.replace(strategy=strategy)
 
     def with_amount(self, amount: float) -> "PruningConfig":

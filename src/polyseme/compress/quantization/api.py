@@ -123,7 +123,7 @@ def quantize(
     if data is None and task:
         raise ConfigError("`task` has no effect without `data`")
     ensure_new_directory(path)
-    graph_format = OnnxFormat(config.opset or DEFAULT_OPSET)
+    graph_format = OnnxFormat(DEFAULT_OPSET if config.opset is None else config.opset)
     if config.is_graph:
         graph_format.check()
     texts = [] if calibration is None else read_calibration(calibration)
@@ -184,7 +184,7 @@ def _evaluate(
 ) -> CompressionResult:
     """Compare the metric and draw the curve, if there are examples; raise `ModelError` if the metric drops."""
     record = {name: value for name, value in asdict(config).items() if value not in ("", None)}
-    notes: tuple[str, ...] = (f"A copy of {network.path.name} with {_DONE[config.mode or config.to]}.",)
+    notes: tuple[str, ...] = (f"A copy of {network.path.absolute().name} with {_DONE[config.mode or config.to]}.",)
     record |= {"device": describe_devices()}
     if examples is None:
         return CompressionResult(tuple(rows), path, record, notes=notes)

@@ -24,6 +24,9 @@ def parse_expression(expression: str, values: Mapping[str, float]) -> Node:
     Operations on constants alone are computed at once. Anything but numbers, names, + - * / ** and the functions of
     `FUNCTIONS` is an error.
     """
+    for name, value in values.items():
+        if not np.isfinite(value):
+            raise ConfigError(f"{name} is {value:g}, expected a finite number")
     if len(expression) > MAX_CHARACTERS:
         raise ConfigError(f"the expression has {len(expression):,} characters, more than {MAX_CHARACTERS:,}")
     try:

@@ -77,7 +77,12 @@ class Node:
     def _multiply_jacobians(self, grad: Array) -> list[tuple["Node", Array]]:
         if self.operation is None:
             return []
-        grads = self.operation.backward(grad, _value(self), *self.inputs())
+        inputs = self.inputs()
+        with np.errstate(all="ignore"):
+            grads = self.operation.backward(grad, _value(self), *inputs)
+        if not all(np.isfinite(each).all() for each in grads):
+            shown = ", ".join(map(_show, inputs))
+            raise DataError(f"{self.label}: the gradient of {self.operation.name} overflows at {shown}")
         pairs = zip(self.operands, grads, strict=True)
         return [(operand, grad) for operand, grad in pairs if isinstance(operand, Node)]
 
