@@ -239,7 +239,9 @@ def test_score(project, run_cli, tmp_path, family):
     assert len(plain) == 4 and plain[3].endswith("(all)")
     total, tokens = sum(r["log_prob"] for r in rows), sum(r["num_tokens"] for r in rows)
     numbers = plain[3].split()
-    assert numbers[1::2][:3] == ["log-prob", "tokens", "perplexity"]
+    prefix = "pseudo-" if family == "bert" else ""
+    assert numbers[1::2][:3] == [f"{prefix}log-prob", "tokens", f"{prefix}perplexity"]
+    assert all(row["is_pseudo_likelihood"] == (family == "bert") for row in rows)
     assert float(numbers[0]) == pytest.approx(total, abs=1e-3) and int(numbers[2]) == tokens
     assert float(numbers[4]) == pytest.approx(np.exp(-total / tokens), rel=1e-4)
     assert [p.split("  ")[-1] for p in plain[:3]] == lines

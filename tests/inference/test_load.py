@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99", "", 2.5, ["cpu"]])
 @pytest.mark.parametrize("kind", ["bert", "word2vec", "file"])
 def test_a_device_that_does_not_exist(folders, kind, device):
-    with pytest.raises(ConfigError, match=r"device is .*, which cannot be used on this machine; valid: cpu"):
+    with pytest.raises(ConfigError, match=r"`device` is .*, which cannot be used on this machine; valid: cpu"):
         polyseme.load(folders[kind], device=device)
 
 

@@ -169,7 +169,7 @@ def test_what_is_no_address_is_rejected(url):
 
 def test_bad_options_are_one_line(folder, rejects, tmp_path, monkeypatch):
     for device in ("tpu", "cuda:99"):
-        rejects("serve", "--port", 0, folder, "--device", device, match=f"--device is '{device}', which torch cannot")
+        rejects("serve", "--port", 0, folder, "--device", device, match=f"--device is '{device}', which cannot be used")
     monkeypatch.setattr("polyseme.serve.server.serve_models", lambda *_: pytest.fail("the server started"))
     rejects("serve", "--port", 0, tmp_path / "nothing", match="nothing")
     rejects("serve", "--port", 0, folder, folder, match="two models are called 'bert'")

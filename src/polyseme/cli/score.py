@@ -157,34 +157,31 @@ def _text_mode(
         with add_location((row.text, row.location) for row in window):
             scores = language_model.score([row.text for row in window], pll_metric)
         add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
-        return [(row.row, _score_columns(s)) for row, s in zip(window, scores)]
+        return [(row.row, _score_columns(s, is_pseudo)) for row, s in zip(window, scores)]
 
     def format_row(row: "Row") -> str:
         text = row[0][texts.text_column]
-        if as_json:
-            return to_json_line({**row[1], "is_pseudo_likelihood": is_pseudo, "text": text})
-        return _format_score(row[1], text, is_pseudo)
+        return to_json_line({**row[1], "text": text}) if as_json else _format_score(row[1], text)
 
     def format_footer(summary: dict[str, Any]) -> str:
-        total = _score_columns(TextScore(*(summary[name] for name in _SUMMED)))
+        total = _score_columns(TextScore(*(summary[name] for name in _SUMMED)), is_pseudo)
         if as_json:
-            facts = {"texts": texts.source.total, **total, "is_pseudo_likelihood": is_pseudo}
-            return to_json_line(facts) if has_table else ""
-        return _format_score(total, "(all)", is_pseudo)
+            return to_json_line({"texts": texts.source.total, **total}) if has_table else ""
+        return _format_score(total, "(all)")
 
     return _Mode(texts.source, texts.names, score, format_row, format_footer)
 
 
-def _score_columns(score: "TextScore") -> dict[str, Any]:
+def _score_columns(score: "TextScore", is_pseudo: bool) -> dict[str, Any]:
     from polyseme.inference.results import finite_or_none
 
     names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
     columns = {name: getattr(score, name) for name in names}
-    return columns | {"perplexity": finite_or_none(columns["perplexity"])}
+    return columns | {"perplexity": finite_or_none(columns["perplexity"]), "is_pseudo_likelihood": is_pseudo}
 
 
-def _format_score(score: Mapping[str, Any], text: str, is_pseudo: bool) -> str:
-    prefix = "pseudo-" if is_pseudo else ""
+def _format_score(score: Mapping[str, Any], text: str) -> str:
+    prefix = "pseudo-" if score["is_pseudo_likelihood"] else ""
     counts = f"{score['log_prob']:12.4f} {prefix}log-prob  {score['num_tokens']:5d} tokens"
     perplexity = math.inf if score["perplexity"] is None else score["perplexity"]
     rates = f"{perplexity:12.4f} {prefix}perplexity  {score['bits_per_character']:8.4f} {prefix}bits per character"

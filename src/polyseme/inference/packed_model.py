@@ -44,7 +44,7 @@ def select_device(name: object = None) -> torch.device:
         if is_out_of_memory(error):
             raise
         available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        problem = f"device is {name!r}, which cannot be used on this machine"
+        problem = f"`device` is {name!r}, which cannot be used on this machine"
         raise ConfigError(f"{problem}; valid: {', '.join(available)}") from None
     return device
 
