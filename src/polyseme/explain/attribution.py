@@ -105,12 +105,12 @@ def _build(
     lead += f' <span dir="auto">‖ {escape(pair)}</span>' if pair else ""
     page = html_page(
         question,
-        f"{lead}, read by {escape(model.path.absolute().name)}",
+        f"{lead}, read by {escape(model.name)}",
         sections,
         key_figures(_cards(attributions)) + _STYLE,
     )
     record = {
-        "model": model.path.absolute().name,
+        "model": model.name,
         "texts": [_describe(text, pair, rows) for text, rows in zip(texts, attributions)],
         "deletion": deletion.describe(),
     }

@@ -55,6 +55,7 @@ class LanguageModel(ABC):
 
     def __init__(self, path: Path):
         self.path = path
+        self.name = path.absolute().name  # also of the folder `.`
 
     @property
     @abstractmethod

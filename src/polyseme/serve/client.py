@@ -66,9 +66,9 @@ class RemoteModel(LanguageModel):
         infos = {info["name"]: info for info in self._exchange("GET", "/models", None)["models"]}
         if model and model not in infos:
             raise ModelError(f"{url} has no model {model!r}; {suggest(model, infos)}")
-        self.name = model or next(iter(infos))
-        self.info: dict[str, Any] = infos[self.name]
-        super().__init__(Path(self.name))
+        name = model or next(iter(infos))
+        super().__init__(Path(name))
+        self.name, self.info = name, dict[str, Any](infos[name])
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -169,7 +169,7 @@ def write_graph_folder(
         }
         files = " and ".join(record["graphs"])
         notes = (
-            f"Exported {network.path.absolute().name} to {graph_format.settings['format']}: {files}.",
+            f"Exported {network.name} to {graph_format.settings['format']}: {files}.",
             f"The outputs differ from those of the model by at most {difference:.1e}, at {len(shapes)} shapes.",
         )
         exported = CompressionResult(tuple(rows), path, record, notes=notes)

@@ -53,7 +53,7 @@ def write_static_vectors(
     model = FAMILIES["word2vec"].model_config(with_heads=False, **settings).build(0)
     table = model.trunk.token_embeddings.data.zero_()
     table[token_ids] = torch.from_numpy(vectors.astype(np.float32))
-    source = {"static_vectors_of": network.path.absolute().name, "sif_coefficient": SIF_COEFFICIENT}
+    source = {"static_vectors_of": network.name, "sif_coefficient": SIF_COEFFICIENT}
     with hashed_directory(path) as folder:
         save_model(folder, model, network.tokenizer, source)
         static = load(folder)
@@ -67,7 +67,7 @@ def write_static_vectors(
             scores = examples.evaluate(network), static_spearman(examples, static)
             rows.append(CompressionRow.compare(examples.metric, *scores))
         record = {"format": "static", "num_tokens": len(token_ids), "device": describe_cpu(), **settings}
-        notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.path.absolute().name}.",)
+        notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.name}.",)
         exported = CompressionResult(tuple(rows), path, record, notes=notes)
         exported.save(folder)
     return exported

@@ -184,7 +184,7 @@ def _evaluate(
 ) -> CompressionResult:
     """Compare the metric and draw the curve, if there are examples; raise `ModelError` if the metric drops."""
     record = {name: value for name, value in asdict(config).items() if value not in ("", None)}
-    notes: tuple[str, ...] = (f"A copy of {network.path.absolute().name} with {_DONE[config.mode or config.to]}.",)
+    notes: tuple[str, ...] = (f"A copy of {network.name} with {_DONE[config.mode or config.to]}.",)
     record |= {"device": describe_devices()}
     if examples is None:
         return CompressionResult(tuple(rows), path, record, notes=notes)
