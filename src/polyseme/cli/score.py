@@ -262,7 +262,10 @@ def _choice_mode(
         accuracy = summary["correct"] / num_questions
         if as_json:
             return to_json_line({"accuracy": accuracy, "questions": num_questions, "num_shots": len(shots)})
-        return f"accuracy: {accuracy:.4f} ({num_questions} questions, {len(shots)} shots)\n"
+        questions, examples = (
+            f"{n} {noun}{'s' * (n != 1)}" for n, noun in ((num_questions, "question"), (len(shots), "shot"))
+        )
+        return f"accuracy: {accuracy:.4f} ({questions}, {examples})\n"
 
     return _Mode(source, names, score, format_row, format_footer)
 

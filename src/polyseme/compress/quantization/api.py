@@ -154,7 +154,8 @@ def _check_source(network: NeuralLM, config: QuantizationConfig) -> None:
     if not network.model.trunk.is_differentiable:
         raise ConfigError(f"{network.path} is {network.description}: quantize the model that it was made of")
     if (network.path / INT8_FILE).exists() and not config.is_graph:
-        raise ConfigError(f"{network.path} stores its weights in int8 already: choose the `mode` dynamic")
+        advice = "choose the `mode` dynamic or static" if config.to == "int8" else "set `to` to int8"
+        raise ConfigError(f"{network.path} stores its weights in int8 already: {advice}")
 
 
 def _texts(examples: QualityExamples | None) -> Sequence[str]:
