@@ -1,5 +1,8 @@
 """`load`: its options apply to every kind of model, or are an error."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +82,11 @@ def test_a_file_of_a_model_is_not_the_model(folders, name):
         polyseme.load(path)
     if name.endswith(".bin"):
         path.unlink()
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "fasttext"])
+def test_a_used_model_can_be_copied_and_sent_to_another_process(tiny_folders, family):
+    model = polyseme.load(tiny_folders[family])
+    vectors = model.embed(["the cat sat", "a dog"])
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(other.embed(["the cat sat", "a dog"]), vectors)

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -63,6 +63,11 @@ def _check_rows(rows: Any, types: tuple[type, ...], description: str) -> list[An
     return checked
 
 
+def _embed_subwords(embeddings: SubwordEmbeddings, word: str) -> np.ndarray:
+    """Return the vector of a word that is not in the vocabulary."""
+    return embeddings.word_vector(word).detach().float().cpu().numpy()
+
+
 class WordVectors(LanguageModel):
     """Words, most frequent first, and their vectors [words, dim].
 
@@ -110,13 +115,7 @@ class WordVectors(LanguageModel):
             raise UnsupportedError(f"{folder.path} is a {family} model: its vectors depend on the context; use `embed`")
         tokenizer, embeddings = folder.tokenizer, folder.model.trunk.embeddings
         token_ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.all_special_ids]
-        oov_embedder = None
-        if isinstance(embeddings, SubwordEmbeddings):
-            subwords: Any = embeddings
-
-            def oov_embedder(word: str) -> np.ndarray:
-                return subwords.word_vector(word).detach().float().cpu().numpy()
-
+        oov_embedder = partial(_embed_subwords, embeddings) if isinstance(embeddings, SubwordEmbeddings) else None
         rows = torch.tensor(token_ids, device=next(folder.model.parameters()).device)
         vectors = embeddings.look_up(rows).detach().float().cpu().numpy()
         words = [tokenizer.vocabulary[i] for i in token_ids]

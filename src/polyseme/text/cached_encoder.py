@@ -107,6 +107,10 @@ class CachedEncoder:
         self.cache = UnitCache(bits)
         self.lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, such as that of a model in another process, starts with an empty cache."""
+        return type(self), (self.backend, self.rule, self.is_word_start, self.bits)
+
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts; safe to call from several threads."""
         with self.lock:
