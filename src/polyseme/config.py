@@ -109,15 +109,18 @@ class Config:
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
         value, inner = parse_text(text, path), getattr(self, name)
-        if isinstance(value, str) and isinstance(inner, Config) and (named := inner.with_name(value)) is not None:
-            return self.replace(**{name: named})
+        if isinstance(value, str) and isinstance(inner, Config):
+            if inner.name_field:
+                return self.with_override(f"{name}.{inner.name_field}", text)
+            if (named := inner.with_name(value)) is not None:
+                return self.replace(**{name: named})
         if hints[name] is str and not isinstance(value, str):
             value = text  # a string that looks like a number
         return self.replace(**{name: parse_value(hints[name], value, path, self.config_types)})
 
     def with_name(self, name: str) -> Self | None:
         """Return the config that a bare name in its place stands for; None if names mean nothing here."""
-        return self.with_override(self.name_field, json.dumps(name)) if self.name_field else None
+        return None
 
     def expand_path(self, path: str) -> str:
         """Return the dotted path of a field: the path itself, or that of the only nested config with such a field."""

@@ -63,8 +63,8 @@ def test_an_objective_by_name(name):
     [
         ("objective", "CausalML", r"objective is 'CausalML'; did you mean 'CausalLM'\?"),
         ("objective", "x", "objective is 'x'; valid: Captioning, CausalLM, Distillation"),
-        ("schedule", "cosin", "shape is 'cosin', expected one of 'constant', 'linear', 'cosine'"),
-        ("optimizer", "adam", "name is 'adam', expected one of 'adamw'"),
+        ("schedule", "cosin", "schedule.shape is 'cosin', expected one of 'constant', 'linear', 'cosine'"),
+        ("optimizer", "adam", "optimizer.name is 'adam', expected one of 'adamw'"),
         ("budget", "20", "budget is 20, expected BudgetConfig"),
         ("objective.mask_prob", "0", "mask_prob is 0, so nothing would be predicted"),
     ],
@@ -78,6 +78,9 @@ def test_parts_of_a_recipe_by_name():
     recipe = get_recipe("bert-tiny")
     assert recipe.with_override("schedule", "cosine").schedule == recipe.schedule.replace(shape="cosine")
     assert recipe.with_override("optimizer", "muon").optimizer == recipe.optimizer.replace(name="muon")
+    for setting, field in {"optimizer": "optimizer.name", "schedule": "schedule.shape"}.items():
+        with pytest.raises(ConfigError, match=f"^{field} is 'lin', expected one of"):
+            recipe.with_override(setting, "lin")
     assert recipe.with_override("budget", "20m").budget.minutes == 20
 
 
