@@ -1,6 +1,7 @@
 """What a recipe costs, computed without allocating the model: against published numbers, and against real training."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from polyseme.recipes import RECIPES, get_recipe
 from polyseme.recipes.describe import describe_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import memory
-from polyseme.train.memory import DeviceMemory, estimate_memory
+from polyseme.train.memory import DeviceMemory, check_fits, estimate_memory
 from polyseme.train.optimizer import optimizer_state_dict
 from polyseme.train.pretrain import build_train_state
 from tests.support.stored_corpus import store
@@ -120,6 +121,24 @@ def test_a_recipe_that_cannot_fit_stops_before_anything_is_written(tmp_path, mon
     ) as error:
         polyseme.pretrain("bert-tiny", corpus, out=tmp_path / "run", budget="1steps")
     assert "\n" not in str(error.value) and not list((tmp_path / "run").glob("*.json"))
+
+
+def test_micro_batches_that_are_too_large_for_a_machine_are_named_before_it_ends_the_run(caplog, monkeypatch):
+    recipe = get_recipe("bert-tiny").replace(batch_tokens=1 << 15, micro_batch_tokens=1 << 15)
+    model = recipe.model_config(1000)
+    num_bytes = estimate_memory(recipe, build_meta(model), False).total
+    for size, is_gpu, is_warned in (
+        (num_bytes, False, False),
+        (num_bytes // 3, True, False),
+        (num_bytes // 3, False, True),
+    ):
+        device = DeviceMemory("this machine", size, is_gpu)
+        monkeypatch.setattr(DeviceMemory, "detect", classmethod(lambda cls, device=device: device))
+        check_fits(recipe, model)
+        assert bool(caplog.messages) == is_warned
+    advised = recipe.replace(micro_batch_tokens=int(re.search(r"to (\d+)$", caplog.messages[0])[1]))
+    assert estimate_memory(advised, build_meta(model), False).total <= num_bytes // 3
+    assert recipe.batch_tokens % advised.micro_batch_tokens == 0
 
 
 def test_the_command_prints_what_a_recipe_costs(run_cli, rejects):

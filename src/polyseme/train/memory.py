@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.train.recipe import Recipe
 
+logger = logging.getLogger(__name__)
+LARGE_MICRO_BATCH = 16_384  # tokens; the memory of smaller ones is not estimated, which takes a second of imports
 MAX_RECURRENT_STEPS = 16
 BACKWARD_BUFFERS = 2
 
@@ -86,15 +89,37 @@ def estimate_memory(recipe: Recipe, model: Model, is_gpu: bool) -> TrainingMemor
 
 
 def check_fits(recipe: Recipe, config: ModelConfig) -> None:
-    """Raise `ConfigError` if weights, gradients and optimizer state alone exceed the memory of the device."""
-    device = DeviceMemory.detect()
-    memory = compute_fixed_memory(recipe, build_meta(config), device.is_gpu)
+    """Raise `ConfigError` if weights, gradients and optimizer state alone exceed the memory of the device.
+
+    Without a GPU, log a warning if the estimate for a large micro-batch exceeds it: a system that runs out of memory
+    ends a process without a word.
+    """
+    device, model = DeviceMemory.detect(), build_meta(config)
+    memory = compute_fixed_memory(recipe, model, device.is_gpu)
     if memory.total > device.num_bytes:
         parts = f"weights, gradients and optimizer state take {format_gib(memory.total)}"
         has = f"{device.name} has {format_gib(device.num_bytes)}"
         raise ConfigError(
             f"{recipe.name} does not fit into memory: {parts}, and {has}; choose a smaller model or another device"
         )
+    if not device.is_gpu and recipe.micro_batch_tokens >= LARGE_MICRO_BATCH:
+        _warn_of_large_batches(recipe, model, device)
+
+
+def _warn_of_large_batches(recipe: Recipe, model: Model, device: DeviceMemory) -> None:
+    """Log a warning if the memory of micro-batches exceeds that of the device, with a size that should fit."""
+    estimate, size = estimate_memory(recipe, model, device.is_gpu), recipe.micro_batch_tokens
+    if estimate.total <= device.num_bytes:
+        return
+    available = 0.8 * device.num_bytes - estimate.total + estimate.activations
+    largest = available / max(estimate.activations, 1) * size
+    while size > largest and size % 2 == 0 and size // 2 >= recipe.max_len:
+        size //= 2
+    needed = f"{recipe.micro_batch_tokens:,} tokens take about {format_gib(estimate.total)}"
+    has = f"{device.name} has {format_gib(device.num_bytes)}"
+    logger.warning(
+        f"micro-batches of {needed}, and {has}: the system may end the run; set `micro_batch_tokens` to {size}"
+    )
 
 
 def format_gib(num_bytes: float) -> str:
