@@ -404,3 +404,13 @@ def test_files_before_the_position_are_not_opened(mixed_reader: SourceReader) ->
 def test_source_files_can_be_pickled(mixed_reader: SourceReader) -> None:
     for file in mixed_reader.files:
         assert list(map(repr, pickle.loads(pickle.dumps(file)).read())) == list(map(repr, file.read()))
+
+
+def test_tags_of_a_page_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<html><p>The cat sat.</p></html>\n")
+    with pytest.raises(PolysemeError, match=r"page\.html is an HTML page, whose tags would be read"):
+        open_sources([tmp_path / "page.html"])
+    with pytest.raises(PolysemeError, match="contains no text"):
+        open_sources([tmp_path])
+    (document,) = open_sources([f"{tmp_path / 'page.html'}::format=text"])
+    assert document.text.startswith("<html>")

@@ -286,6 +286,8 @@ def _list_files(
     for file in files:
         format = source.format or detect_format(file) or "text"
         require_text(file, format)
+        if not source.format and file.suffix.lower() in (".html", ".htm"):
+            raise DataError(f"{file} is an HTML page, whose tags would be read: convert it to text, or set format=text")
         catalog_lang = gettext_catalogs.language_from_path(file) if format == "mo" else ""
         lang = source.lang or catalog_lang or template.lang
         source_files.append(replace(template, path=file, lang=lang, format=format))
