@@ -266,4 +266,6 @@ def test_options_for_language_models_are_rejected(project, rejects, tmp_path):
     command += ["--data", labeled(project, "classification")["data"]]
     rejects(*command, "--budget", "3steps", match="--budget is for a language model: with --task, --set epochs=3")
     rejects(*command, "--seed", 3, match="--seed is for a language model: with --task, pass --seeds")
+    weights = "--set", "soft_weight=0", "--set", "hard_weight=0"
+    rejects(*command, *weights, match="soft_weight and hard_weight are 0, so nothing would be learned")
     assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.config import Config
-from polyseme.errors import DataError, ModelError, UnsupportedError
+from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.finetuning.experiment import Experiment
 from polyseme.finetuning.resume import hash_examples
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -43,6 +43,8 @@ class TaskDistillation(Config):
     def __post_init__(self) -> None:
         self.check_range(1e-3, math.inf, "temperature")
         self.check_range(0, math.inf, "soft_weight", "hard_weight")
+        if not (self.soft_weight or self.hard_weight):
+            raise ConfigError("soft_weight and hard_weight are 0, so nothing would be learned")
 
 
 @dataclass(frozen=True, eq=False)
