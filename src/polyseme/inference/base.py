@@ -53,9 +53,9 @@ class LanguageModel(ABC):
     `_text_generator`.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.name = path.absolute().name  # also of the folder `.`
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.name = self.path.absolute().name  # also of the folder `.`
 
     @property
     @abstractmethod
