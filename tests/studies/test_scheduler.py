@@ -72,7 +72,9 @@ def test_few_jobs_train_at_a_time_and_no_training_starts_while_models_wait(start
     assert jobs._next_job([c, other_a, measured_b], [], everything) == other_a, "two models wait"
     assert jobs._next_job([c, other_a], [b, measured_a, measured_b], everything) == c
     assert jobs._next_job([other_a], [b, measured_a, measured_b], everything) == other_a, "nothing is left to train"
-    assert jobs._next_job([c, other_a, measured_c], [measured_a, measured_b], everything) is None, "kept for trainings"
+    assert jobs._next_job([other_a, c], [b, measured_a, measured_b], everything) == c, "trainings come first"
+    assert jobs._next_job([other_a, c, measured_c], [b, measured_a, measured_b], everything) == other_a
+    assert jobs._next_job([other_a, c], [a, b, measured_a, measured_b], everything) is None
     jobs.num_jobs, jobs.num_trainings = 1, 1
     assert jobs._next_job([c, other_a], [], everything) == other_a and jobs._next_job([c], [], everything) == c
 

@@ -91,22 +91,16 @@ class Scheduler:
         return bool(self.end_time) and time.monotonic() > self.end_time - SAVE_SECONDS
 
     def _next_job(self, pending: Sequence[Job], running: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
-        """Return the first job that is ready, has a free process, and is expected to end in time."""
+        """Return a job that is ready and expected to end in time, trainings first; None if no process is free."""
+        if len(running) >= self.num_jobs:
+            return None
         ready = list(filter(is_ready, pending))
-        num_trainings = sum(map(self.is_training, running))
         waiting = {(job.arm, job.seed) for job in ready if job.kind == "measure"}
-        can_train = num_trainings < self.num_trainings > len(waiting)
-        num_free = self.num_jobs - len(running)
-        num_reserved = 0  # for trainings
-        if any(map(self.is_training, pending)):
-            num_reserved = min(self.num_trainings - num_trainings, self.num_jobs - 1)
+        can_train = sum(map(self.is_training, running)) < self.num_trainings > len(waiting)
         time_left = self.end_time - time.monotonic() if self.end_time else math.inf
-
-        def can_start(job: Job) -> bool:
-            has_process = can_train if self.is_training(job) else num_free > num_reserved
-            return has_process and self.estimate(job) <= time_left
-
-        return next(filter(can_start, ready), None) if num_free > 0 else None
+        trainings = [job for job in ready if self.is_training(job)] if can_train else []
+        others = [job for job in ready if not self.is_training(job)]
+        return next((job for job in (*trainings, *others) if self.estimate(job) <= time_left), None)
 
     def _run_local(self, job: Job) -> None:
         start_time, error = time.monotonic(), ""
