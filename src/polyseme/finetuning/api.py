@@ -24,7 +24,6 @@ from polyseme.report.results import FinetuneResult
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.readers.rows import Columns
-from polyseme.tasks.tagging import WordTask
 
 logger = logging.getLogger(__name__)
 OptionsT = TypeVar("OptionsT")
@@ -225,7 +224,7 @@ def _check_inputs(tasks: Sequence[TaskData], files: Mapping[str, Any], reading: 
     if reading.columns != Columns() and not has_files:
         columns = "`text_column`, `pair_column`, `label_column` and `header`"
         raise ConfigError(f"{columns} apply to files, and the examples are values: name their keys as the task does")
-    if reading.strict and not (has_files and any(isinstance(each.task, WordTask) for each in tasks)):
+    if reading.strict and not (has_files and any(each.task.repairs_labels for each in tasks)):
         raise ConfigError("`strict` has no effect: it is for malformed tags in files")
 
 

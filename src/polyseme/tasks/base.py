@@ -92,6 +92,7 @@ class TaskConfig(Config, Codec):
     record_suffixes: ClassVar[tuple[str, ...]] = ()  # of files whose rows `from_record` reads
     own_suffixes: ClassVar[tuple[str, ...]] = ()  # of predictions in formats of the field
     loss_unit: ClassVar[str] = "nats"
+    repairs_labels: ClassVar[bool] = False  # whether `collect` repairs labels of files, which `strict` makes errors
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
     needs_labels: ClassVar[bool] = True  # whether every training and dev example must have a label
@@ -110,14 +111,9 @@ class TaskConfig(Config, Codec):
 
     @classmethod
     def read(
-        cls,
-        source: Path | str | Iterable[Any],
-        columns: Columns = Columns(),
-        *,
-        needs_labels: bool = True,
-        skip_bad: bool = False,
-        strict: bool = False,
-    ) -> list[Any]:
+        cls, source: Path | str | Iterable[Any], columns: Columns = Columns(), *, needs_labels: bool = True,
+        skip_bad: bool = False, strict: bool = False,
+    ) -> list[Any]:  # fmt: skip
         """Read examples from a file, `PATH::name=value,…`, or from plain Python values.
 
         Values are texts, tuples, or dictionaries as in JSON lines. A row that cannot be read is an error, or is counted

@@ -65,6 +65,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    repairs_labels = True
     supports_attribution = True
     verb = "tag"
     pipeline_tag = "token-classification"
